@@ -219,6 +219,28 @@ def test_a_daemon_that_dies_while_it_is_dialled_ends_one_connection_of_its_proxy
     trio.run(forward_one)  # as the process does: errors of a nursery come as groups
 
 
+def test_a_proxy_forwards_nothing_of_a_lane_whose_dialler_has_gone() -> None:
+    """Nobody knows any more which daemon dialled it, so the rules for that daemon's lanes would not hold for it."""
+
+    async def accepted() -> bool:
+        ours, theirs = multiprocessing.Pipe()
+        with ours, theirs, socket.create_server(("127.0.0.1", 0)) as daemon, trio.fail_after(20):
+            with socket.create_server(("127.0.0.1", 0)) as door:
+                dialler = socket.create_connection(door.getsockname())
+                near = trio.SocketStream(trio.socket.from_stdlib_socket(door.accept()[0]))
+            dialler.sendall(encode(m.LaneHello(PROTOCOL_VERSION, "g", b"k" * 16, 1, 2, 0, 0, 0, 1)))
+            dialler.close()
+            await forwarding.Proxy(theirs, [daemon.getsockname()]).accept(0, near)
+            daemon.setblocking(False)
+            try:
+                daemon.accept()[0].close()
+            except BlockingIOError:
+                return False
+            return True
+
+    assert not trio.run(accepted)
+
+
 def test_in_threads() -> None:
     assert in_threads(lambda i: i * i, 4) == [0, 1, 4, 9]
     assert in_threads(lambda i: i * i, [3, 1]) == [9, 1]

@@ -29,12 +29,15 @@ def proxied() -> Iterator[tuple[Cluster, Proxies]]:
 
 @pytest.fixture
 def group(proxied: tuple[Cluster, Proxies]) -> Iterator[tuple[Proxies, list[Any]]]:
-    """Three members that have reduced once."""
+    """Three members that have reduced once. Rules that the test leaves behind are cleared."""
     cluster, proxies = proxied
     comms = join(cluster, range(PEERS), group=new_group())
-    reduce_all(comms, range(PEERS), COUNT)
-    yield proxies, comms
-    close_all(comms)
+    try:
+        reduce_all(comms, range(PEERS), COUNT)
+        yield proxies, comms
+    finally:
+        proxies.clear_all()
+        close_all(comms)
 
 
 def reduced(comms: list[Any]) -> tuple[list[Any], float]:

@@ -15,7 +15,7 @@ from typing import Any
 import trio
 
 from wancoll.errors import ProtocolError
-from wancoll.testing.owners import Owners
+from wancoll.testing.owners import GONE, Owners
 from wancoll.testing.records import Records, tampered
 from wancoll.wire import messages as m
 from wancoll.wire.framing import HEADER_BYTES, begins_tls, body_length, decode_body
@@ -79,8 +79,10 @@ class Proxy:
             if order == "rule":
                 rule = Rule(*value)
                 self._rules[rule.id], self._newest = rule, rule.id
-            elif (cleared := self._rules.pop(value, None)) is not None:
-                cleared.gone.set()
+            else:
+                for number in [*self._rules] if order == "clear all" else [value]:
+                    if (cleared := self._rules.pop(number, None)) is not None:
+                        cleared.gone.set()
             self._changed.set()
             self._changed = trio.Event()
             if order == "rule":
@@ -128,9 +130,14 @@ class Proxy:
                 self._overheard.pop(lane, None)
 
     async def _first(self, near: Any, index: int) -> tuple[bytes, Lane | None]:
-        """The dialler's first frame, if it is in clear, and its lane; None: it has gone."""
+        """The dialler's first frame, if it is in clear, and its lane; None: the dialler has closed the connection.
+
+        No rule is known to hold for a lane whose dialler has gone: forwarded, it would get past a firewall.
+        """
         if begins_tls(await near.recv(1, socket.MSG_PEEK)):
             dialler = self._owners.dialler(near.getsockname(), near.getpeername())
+            if dialler == GONE:
+                return b"", None
             taken = {lane.number for lane in self._sealed if (lane.dialler, lane.target) == (dialler, index)}
             number = next(number for number in range(len(taken) + 1) if number not in taken)
             self._sealed.append(Lane(dialler, index, number, self._newest, sealed=True))
@@ -147,6 +154,8 @@ class Proxy:
         hello = decode_body(data[HEADER_BYTES:], m.LaneFirst, who="dialler")
         if isinstance(hello, m.LaneHello):
             dialler = self._owners.dialler(near.getsockname(), near.getpeername())
+            if dialler == GONE:
+                return b"", None
             return data, Lane(dialler, index, hello.lane, self._newest, hello.channel == 1)
         return data, Lane(-1, index, 0, 0)
 

@@ -14,6 +14,7 @@ _SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _REQUEST = 4, 20, 1  # of netlink
 _ANYBODY: Address = ("0.0.0.0", 0)
 _INODE_AT = 16 + 68  # in the answer: a header, and what the kernel says of a socket before its inode
 _ERROR = 2
+GONE = -2  # it has closed its end
 
 
 class Owners:
@@ -28,7 +29,7 @@ class Owners:
         self._pids: dict[int, int] = {}  # index -> pid as of the last time
 
     def dialler(self, here: Address, there: Address) -> int:
-        """Index of the daemon whose end of the connection is at *there*; -1: it is of none."""
+        """Index of the daemon whose end of the connection is at *there*; -1: it is of none; GONE: it is closed."""
         wanted = _inode(there, here)
         known = [pid for pid in self._pids.values() if wanted in _sockets(pid)] if wanted else []
         for pid in known or (self._owners(wanted) if wanted else []):
@@ -37,7 +38,7 @@ class Owners:
                 if _inode(listener, _ANYBODY) in held:
                     self._pids[index] = pid
                     return index
-        return -1
+        return -1 if wanted and _inode(there, here) == wanted else GONE
 
     @staticmethod
     def _owners(inode: int) -> list[int]:

@@ -118,6 +118,11 @@ class Proxies:
         with self._saying:
             self._pipe.send(("clear", number))
 
+    def clear_all(self) -> None:
+        """Take all rules away."""
+        with self._saying:
+            self._pipe.send(("clear all", 0))
+
     def _hear(self, timeout: float) -> int:
         try:
             if self._pipe.poll(timeout):

@@ -77,10 +77,12 @@ def settle(step: Step, group: Group) -> None:
         if (told.whom.mid, told.who.mid, told.sends) not in complaints:
             _tell_other_end(step, group, told)
     _count_losses(step, group)
-    for key, told in list(complaints.items()):
+    for told in complaints.values():
         if told.kind == "unreachable" and told.sends:
-            del complaints[key]
             _part(step, group, told)
+    for key, told in list(complaints.items()):
+        if told.sends and not p2p.concerned(group, told):
+            del complaints[key]  # nothing runs on the link any more: no epoch has to end for it
     lost = [told for told in complaints.values() if told.kind == "lost"]
     unreachable = {key: told for key, told in complaints.items() if told.kind == "unreachable"}
     if unreachable:
@@ -125,7 +127,7 @@ def _count_losses(step: Step, group: Group) -> None:
             continue
         told.reason = clip(f"lost {times} times, and nothing that ran on it has ended: {told.reason}", 300)
         if told.sends:
-            _part(step, group, told)  # an epoch follows all the same: it is down
+            _part(step, group, told)
         else:
             told.kind = "unreachable"
             told.at -= step.limits.link_timeout / 2  # others had the time to complain
