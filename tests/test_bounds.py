@@ -102,7 +102,7 @@ BOUNDS = {
     "master/wancoll_master/core/state.py: Current.graces": "WINDOW_FACTOR times ops_in_flight",
     "master/wancoll_master/core/state.py: Current.parks": "group_members, squared at worst",
     "master/wancoll_master/core/state.py: Current.pending": "WINDOW_FACTOR times ops_in_flight",
-    "master/wancoll_master/core/state.py: Daemon.asked": "daemons",
+    "master/wancoll_master/core/state.py: Daemon.witnesses": "daemons",
     "master/wancoll_master/core/state.py: Daemon.flows": "MOST of flows.py",
     "master/wancoll_master/core/state.py: Daemon.members": "group_members",
     "master/wancoll_master/core/state.py: Daemon.reported": "group_members",

@@ -7,7 +7,7 @@ import pytest
 from tests.master.transcript import GROUP, Room
 from wancoll.limits import PROTOCOL_VERSION
 from wancoll.wire import messages as m
-from wancoll_master.core.liveness import leaving
+from wancoll_master.core.liveness import operators
 from wancoll_master.core.views import report
 
 
@@ -79,7 +79,7 @@ def test_a_member_has_left_by_its_daemons_word_alone(room: Room, leave: m.Leave,
 def test_who_was_not_asked_is_not_kept_and_of_the_others_the_newest(
     room: Room, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leaving, "MOST_ASKED", 2)
+    monkeypatch.setattr(operators, "MOST_ASKED", 2)
     for name in ("d0", "d1", "d0", "d2"):
         assert ask(room, name)
     room.hello("d3")

@@ -10,15 +10,9 @@ member is out. Everything else is what it has to know before it may say so:
     epochs      Done of all members, equal: commit (R1). One decision ends an epoch, and all that was collected in it
                 goes with it: group.current is replaced as a whole (R2). Joiners enter where all stand at
                 update_membership (R5). What is given up is given up for all (R14)
-    leaving     an operator asks a daemon, or a member, to leave in order
-    evicting    an operator puts a member out, or says that one that nobody hears has stopped (C8)
-    graces      who is late with a call that does not wait for ever: its daemon takes part, with zeros (R20)
     p2p         the k-th send meets the k-th recv, both sides are told alike (R16)
-    links       who says that a link is down, and what is tried before anybody is put out (R17)
-    presence    daemons that fall silent, break off and come back, or are there twice (R11, R18)
-    doubts      those whose links break, too: killed, or only cut off? (R18)
-    trainers    training processes that stand still, or are late with a call, are put out
-    waits       whom slow operations wait for; what does not move for long is ended, so that nothing waits for ever
+    liveness/   who is suspected, confirmed dead, evicted and let come back: daemons, training processes, links,
+                operations that wait (R11, R17, R18, R20); what operators ask
     probing     a joiner and the members reach each other before it is admitted (R5)
     measuring   what daemons are asked about the paths between them, for the plan
     borne       what all who are left have finished, and so what may have been committed (R7, C3)
@@ -58,13 +52,14 @@ from wancoll_master.core import counting, epochs, losses, p2p, rebuilding, reser
 from wancoll_master.core.liveness import (
     blame,
     confirming,
-    evicting,
-    leaving,
     link_faults,
+    name_conflicts,
+    operators,
     presence,
     stragglers,
     trainers,
 )
+from wancoll_master.core.liveness.suspicion import suspected
 from wancoll_master.core.may import Refusal, may
 from wancoll_master.core.paths import announced, flows, measuring, probing
 from wancoll_master.core.ready import (
@@ -147,9 +142,9 @@ def step(state: State, now: float, event: Event, planner: Planner) -> Ready:
     """
     this = Step(state, now, planner)
     _take(this, event)
-    for conn, hello in presence.unopposed(state) if state.twins else ():
+    for conn, hello in name_conflicts.unopposed(state) if state.twins else ():
         _take(this, Received(conn, hello))
-    for daemon, join in presence.decided(this) if state.postponed else ():
+    for daemon, join in name_conflicts.decided(this) if state.postponed else ():
         _join(this, daemon, join)
         epochs.settle(this)
     return this.ready
@@ -165,7 +160,8 @@ def _take(this: Step, event: Event) -> None:
             elif daemon is None:
                 _first_message(this, event)
             else:
-                presence.heard(this, daemon, event.message, counts=counts(event.message))
+                presence.heard(this, daemon, counts=counts(event.message))
+                name_conflicts.first_is_heard(this, daemon)
                 handler = _OF_MEMBER.get(type(event.message))
                 if handler is not None:
                     _from_member(this, daemon, event.message, handler)
@@ -212,7 +208,7 @@ def _refuse(step: Step, daemon: Daemon | None, event: Received, why: Refusal) ->
 
 def _first_message(step: Step, event: Received) -> None:
     conn, message = event.conn, event.message
-    if isinstance(message, m.Hello) and presence.waits(step.state, conn):
+    if isinstance(message, m.Hello) and name_conflicts.waits(step.state, conn):
         raise ProtocolError("introduces itself twice", got="Hello")
     if isinstance(message, m.StatusRequest):
         _status(step, event, message)
@@ -223,10 +219,10 @@ def _first_message(step: Step, event: Received) -> None:
         step.close(conn, "")
     elif isinstance(message, m.Evict):
         _check_protocol(message.protocol)
-        evicting.evict(step, conn, message)
+        operators.evict(step, conn, message)
     elif isinstance(message, m.AskToLeave):
         _check_protocol(message.protocol)
-        leaving.ask_to_leave(step, conn, message)
+        operators.ask_to_leave(step, conn, message)
     elif isinstance(message, m.Hello):
         try:
             _check_protocol(message.protocol)
@@ -263,7 +259,7 @@ def _hello(step: Step, conn: int, hello: m.Hello) -> None:
             hint="its limit on open files (ulimit -n) may allow more",
         )  # fmt: skip
     presence.processes_ended(step, hello.ended)
-    if not presence.admits(step, conn, hello):
+    if not name_conflicts.admits(step, conn, hello):
         return
     epochs.settle(step)  # what an earlier connection of it had comes to its end before this one begins
     daemon = Daemon(
@@ -329,7 +325,7 @@ def _from_daemon(step: Step, daemon: Daemon, event: Received) -> None:
             _tell_what_it_waits_for(step, daemon, mid)
         case m.Leave(left, name, reason, died):
             rebuilding.left(step, daemon, left, name, reason)
-            presence.withdraw(step.state, daemon, left, name)
+            name_conflicts.withdraw(step.state, daemon, left, name)
             for member in list(daemon.members.values()):
                 if member.group.name == left and member.name == name:
                     kind = "client died" if died else "evicted" if reason else "left"
@@ -403,12 +399,12 @@ def _join(step: Step, daemon: Daemon, join: m.Join) -> None:
     group = step.state.groups.get(join.group)
     everyone = group.members + group.joining if group is not None else []
     refusal = _why_not(step, daemon, join, group, everyone)
-    silent = [member for member in everyone if presence.silent(step, member.daemon)] if refusal else []
-    if silent and presence.may_postpone(step.state):
+    silent = [member for member in everyone if suspected(step, member.daemon)] if refusal else []
+    if silent and name_conflicts.may_postpone(step.state):
         others = [member for member in everyone if member not in silent]
         if not _why_not(step, daemon, join, group if others else None, others):
             waits = f"{refusal}: it waits, since nothing is heard of who speaks against it"
-            presence.postpone(step, silent[0].daemon, daemon, join, waits)
+            name_conflicts.postpone(step, silent[0].daemon, daemon, join, waits)
             return
     if refusal:
         step.send(daemon.conn, m.Refused(join.group, join.member, clip(refusal, 2000)))

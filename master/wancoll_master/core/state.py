@@ -53,10 +53,10 @@ class Daemon:
     broken_since: float = inf  # a connection of it broke, and it has said nothing since but Hello
     round_trip: float = 0.0  # seconds, over the connection that broke last; 0: not known
     steady_since: float = -inf  # it has been heard without a gap since
-    doubted: bool = False  # it is away, and somebody was asked whether it has ended (see confirming.py)
-    asked: set[Daemon] = field(default_factory=set)  # who were asked, and have not answered
-    answers: bool = False  # one who was asked has dialled it: it lives
-    ended_at: float = inf  # when one who was asked has said that nobody listens there any more
+    doubted: bool = False  # it is away, and witnesses were asked whether it has ended (see confirming.py)
+    witnesses: set[Daemon] = field(default_factory=set)  # that have not answered
+    answers: bool = False  # a witness has dialled it: it lives
+    ended_at: float = inf  # when a witness first found that nobody listens there any more
     master_grace: float = 0.0  # for so long its members go on without a master
     stopping: bool = False  # it has said so
     version: str = ""  # of its package

@@ -1,14 +1,17 @@
-"""A daemon whose connection broke, and a link of it, too: was it killed, or were all its connections reset? Pure (R18).
+"""Failure confirmation: was a daemon whose connection broke killed, or was only its connection reset (R18)? Pure.
 
-Its host knows: where the process has ended nobody listens any more. So some who are here are asked to dial it:
+Both look the same to the master. But with a killed process its links break, too, and its host refuses new connections.
+So when a member tells of a lost link to a daemon that is away, some others (witnesses) are asked to dial that daemon:
 
-    one of them is answered by it      it lives
-    one of them finds nobody there     it has ended: put out
-    neither                            nothing is known: it has return_grace, as any whose connection broke
+    a witness says      then
+    it answers          it lives: it has return_grace, as any daemon whose connection broke
+    nobody listens      its process has ended: it is put out
+    anything else       nothing is known: it has return_grace
 
-Others may have been killed with it. So it is put out once it is known of all that are away, and all who were asked have
-answered, but no later than doubt_grace: those that are killed together cost one epoch, not one each. Of one whose ring
-neighbours were killed with it nobody tells, so that all that are away in its groups are asked about.
+Other daemons may have been killed at the same moment. So a daemon that has ended is put out once it is known of all
+that are away, and all witnesses have answered, but no later than doubt_grace: one epoch for all, not one for each. If
+a daemon's ring neighbours were killed with it, nobody tells of a lost link: the others that are away in its groups are
+asked about, too.
 """
 
 from __future__ import annotations
@@ -18,36 +21,50 @@ from math import inf
 from wancoll.wire import messages as m
 from wancoll_master.core.state import Daemon, Group, Member, Step
 
-_WITNESSES = 8  # asked of the first in doubt, beside its ring neighbours: some who may have been killed with it
-_MORE = 2  # of the others
+_WITNESSES = 8  # for the first daemon, beside its ring neighbours: some of these may have been killed with it
+_MORE = 2  # for the others
 
 
-def doubt(step: Step, daemon: Daemon) -> None:
-    """A member has lost its link to one of this daemon: if that is away, it was not only its connection that broke."""
+def link_lost(step: Step, daemon: Daemon) -> None:
+    """A member has lost its link to one of this daemon: if that is away, more than its connection broke."""
     if daemon.away and not daemon.doubted:
         first = not any(one.doubted for one in step.state.daemons.values())
         _ask(step, daemon, _WITNESSES if first else _MORE)
         step.alarm(step.now)
 
 
-def believe(daemon: Daemon) -> None:
-    """It is back."""
+def went_away(step: Step, daemon: Daemon) -> None:
+    """Ask about a daemon whose connection broke, if a neighbour has lately lost its link, or another one has ended."""
+    since = step.now - step.limits.return_grace
+    lost = any(
+        told is not None and told.lost_at >= since
+        for member in daemon.members.values()
+        if member.in_epoch
+        for other in _neighbours(member)
+        for told in [member.group.troubles.get((other.name, member.name))]
+    )
+    if lost or _found(step):
+        link_lost(step, daemon)
+
+
+def forget(daemon: Daemon) -> None:
+    """The daemon is back: nothing that was asked about it counts."""
     daemon.doubted, daemon.answers, daemon.ended_at = False, False, inf
-    daemon.asked.clear()
+    daemon.witnesses.clear()
 
 
 def answered(step: Step, witness: Daemon, message: m.ProbeResult) -> None:
-    """Somebody who was asked has dialled it."""
+    """A witness has dialled the daemon."""
     member = step.state.members.get(message.target)
-    if member is None or witness not in member.daemon.asked:
+    if member is None or witness not in member.daemon.witnesses:
         return
     daemon = member.daemon
-    daemon.asked.discard(witness)
+    daemon.witnesses.discard(witness)
     if message.refused:
         daemon.ended_at = min(daemon.ended_at, step.now)
-    if message.ok and daemon.name not in step.state.twins:  # else it may be the other one that answers
+    if message.ok and daemon.name not in step.state.twins:  # else it may be the second of the name that answers
         daemon.answers, daemon.ended_at = True, inf
-        daemon.asked.clear()
+        daemon.witnesses.clear()
     step.alarm(step.now)
 
 
@@ -56,21 +73,16 @@ def open_in(step: Step, group: Group) -> bool:
     return any(member.daemon.ended_at < inf or _is_asked(step, member.daemon) for member in group.members)
 
 
-def found(step: Step) -> list[Daemon]:
-    """Daemons of which somebody has said that they have ended."""
-    return [daemon for daemon in step.state.connections.values() if daemon.ended_at < inf]
-
-
 def ended(step: Step) -> tuple[set[Daemon], float]:
     """Daemons that have ended, to be put out together, and when to look again."""
-    these = found(step)
+    these = _found(step)
     if not these:
         return set(), inf
     for group in {group: None for daemon in these for group in daemon.groups}:
         for daemon in {member.daemon: None for member in group.members}:
             unknown = daemon.away and not daemon.answers and daemon.ended_at == inf
-            if unknown and (not daemon.doubted or (daemon.asked and not _is_asked(step, daemon))):
-                daemon.asked.clear()  # those who were asked are away, too: others are asked once in their place
+            if unknown and (not daemon.doubted or (daemon.witnesses and not _is_asked(step, daemon))):
+                daemon.witnesses.clear()  # these are away, too: others are asked once in their place
                 _ask(step, daemon, _MORE)
     until = min(daemon.ended_at for daemon in these) + step.limits.doubt_grace
     away = [daemon for daemon in step.state.connections.values() if daemon.away and not daemon.answers]
@@ -79,19 +91,26 @@ def ended(step: Step) -> tuple[set[Daemon], float]:
     return set(these), inf
 
 
-def neighbours(ring: list[Member], at: int) -> tuple[Member, Member]:
-    """Those before and after the one at this place."""
+def _found(step: Step) -> list[Daemon]:
+    """Daemons that a witness found ended."""
+    return [daemon for daemon in step.state.connections.values() if daemon.ended_at < inf]
+
+
+def _neighbours(member: Member) -> tuple[Member, Member]:
+    """The members before and after this one in its ring."""
+    ring = member.group.members
+    at = ring.index(member)
     return ring[at - 1], ring[(at + 1) % len(ring)]
 
 
 def _is_asked(step: Step, daemon: Daemon) -> bool:
-    """Whether somebody who is here has yet to say whether it has ended."""
+    """Whether a witness that is here has yet to answer."""
     connections = step.state.connections
-    return any(connections.get(one.conn) is one and not one.away for one in daemon.asked)
+    return any(connections.get(one.conn) is one and not one.away for one in daemon.witnesses)
 
 
 def _ask(step: Step, daemon: Daemon, more: int) -> None:
-    """Ask its members' ring neighbours, and *more* daemons from all around the ring."""
+    """Ask the ring neighbours of the daemon's members, and *more* daemons from all around the ring."""
     daemon.doubted = True
     for member in daemon.members.values():
         if not member.in_epoch:
@@ -99,8 +118,8 @@ def _ask(step: Step, daemon: Daemon, more: int) -> None:
         ring = member.group.members
         at, here = ring.index(member), [one for one in ring if not one.daemon.away]
         spread = [here[(at + len(here) * k // more) % len(here)] for k in range(more)] if here else []
-        for other in (*neighbours(ring, at), *spread):
-            if not other.daemon.away and other.daemon not in daemon.asked:
-                daemon.asked.add(other.daemon)
+        for other in (*_neighbours(member), *spread):
+            if not other.daemon.away and other.daemon not in daemon.witnesses:
+                daemon.witnesses.add(other.daemon)
                 ask = m.Probe(member.group.name, 0, other.mid, member.mid, daemon.name, daemon.addresses)
                 step.send(other.daemon.conn, ask)

@@ -38,7 +38,7 @@ def link_down(step: Step, member: Member, message: m.LinkDown) -> None:
         head, told = (member, other, message.sends, message.kind), clip(message.reason, 300)
         group.current.complaints[key] = Complaint(*head, told, step.now, group.committed, group.p2p_count)
     _note(step, group, member, other, message)
-    confirming.doubt(step, other.daemon)
+    confirming.link_lost(step, other.daemon)
     if message.kind == "unreachable" and not message.sends:
         _avoid(step, group, pair(member.mid, other.mid))
     group.current.settle_at = min(group.current.settle_at, step.now + step.limits.link_settle)
@@ -58,7 +58,7 @@ def told_late(step: Step, member: Member, message: m.LinkDown) -> None:
     if other is not None and other.group is member.group and other is not member:
         _note(step, member.group, member, other, message)
         _same_as_other_end(member.group, member, other)
-        confirming.doubt(step, other.daemon)
+        confirming.link_lost(step, other.daemon)
 
 
 def settle(step: Step, group: Group) -> None:

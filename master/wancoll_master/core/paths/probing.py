@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from wancoll.errors import ProtocolError
 from wancoll.wire import messages as m
+from wancoll_master.core.liveness.suspicion import UNPROBED, suspected
 from wancoll_master.core.state import Daemon, Group, Member, ProbePair, Step, clip
 
 _HINT = "start either daemon with --advertise HOST:PORT, where the other can dial it (or connect(peer_options=[...]))"
@@ -52,7 +53,7 @@ def overdue(step: Step, group: Group) -> None:
         for pair in list(joiner.probes.values()):
             if pair.ok or pair.deadline > step.now:
                 continue
-            if not pair.asked and not _silent(step, pair.member.daemon):
+            if not pair.asked and not suspected(step, pair.member.daemon, UNPROBED):
                 _ask(step, joiner, pair)
                 continue
             ends = (pair.member, joiner), (joiner, pair.member)
@@ -98,7 +99,7 @@ def _failed(step: Step, joiner: Member, pair: ProbePair, why: dict[int, str]) ->
     """
     if pair.ok:
         return False
-    if _silent(step, pair.member.daemon):
+    if suspected(step, pair.member.daemon, UNPROBED):
         pair.asked = False
         pair.deadline = step.now + step.limits.heartbeat_interval
         step.alarm(pair.deadline)
@@ -109,10 +110,6 @@ def _failed(step: Step, joiner: Member, pair: ProbePair, why: dict[int, str]) ->
         return False
     refuse(step, joiner, f"{'; '.join(pair.failed.values())}; {_HINT}")
     return True
-
-
-def _silent(step: Step, daemon: Daemon) -> bool:
-    return daemon.away or step.now - daemon.heard_at > 2 * step.limits.heartbeat_interval
 
 
 def _cannot_reach(prober: Member, target: Member) -> str:

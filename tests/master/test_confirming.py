@@ -124,7 +124,7 @@ class Story:
                 f"{daemon} lives, and is out: {self.room.closed}"
             )
         for one in self.room.state.daemons.values():
-            assert one.away or (one.doubted, one.asked, one.answers, one.ended_at) == (False, set(), False, inf)
+            assert one.away or (one.doubted, one.witnesses, one.answers, one.ended_at) == (False, set(), False, inf)
 
 
 @pytest.mark.parametrize("first", range(0, 200, 50))
