@@ -1,34 +1,46 @@
-"""Finds what slow operations wait for, by what members say of them and of their links, and by silence. Pure.
+"""Blame: which member or link a slow operation waits for, by what members say and by who says nothing. Pure.
 
-In a chain of waiters the fault is with whoever waits for nobody: a silent daemon, a member that has not called the
-operation, a link that is down, on which nothing is acknowledged, or from which the other end takes nothing without
-holding it back for an operation of its own (it is parked). If all members run an operation, nobody of these is there
-and nothing moves, links are made anew, and at last the operation is given up: nothing waits for ever.
+    a member says (Waits)                     blamed
+    an operation is slow, and another member  that member: its daemon is silent; its client has not called the
+    has not finished it                       operation, or has not filled its input
+    a link is down, or nothing that is sent   the link, in the direction in which packets are lost
+    on it is acknowledged
+    the other end of a link takes nothing     the link, unless the other end holds bytes back for an operation of its
+                                              own (parked)
+
+In a chain of waiters only the last one is to blame. If all members run an operation, nobody is to blame and nothing has
+moved for stall_timeout, links are made anew; after STALLS times the operation is given up: nothing waits for ever.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 from math import inf
 
 from wancoll.limits import Limits
 from wancoll.wire import messages as m
 from wancoll_master.core.counting import window_end
+from wancoll_master.core.liveness.suspicion import BLAMED
 from wancoll_master.core.losses import end_epoch
-from wancoll_master.core.state import Group, Member, Pending, Slow, Step, Told, clip, names
+from wancoll_master.core.state import Group, Member, Slow, Step, Told, clip, names
 
 FRESH = 3.5  # heartbeat intervals during which what a member said counts
-SILENT = 2.5  # heartbeat intervals without a word after which a daemon is suspected
 HEARD = 0.3  # seconds after the last progress from which packets that still come show which direction is dead
 MOST = 8  # operations, and causes of each, that are told
 NO_INPUT = "its client has not filled its input"
 _STALE = 1.0  # seconds that links must have been up to be made anew
 STALLS = 2  # times that links are made anew for one operation before it is given up
 SAID_AGAIN = 30.0  # seconds between two waits of a group that are logged
+_WHY = {
+    "down": "it is down",
+    "dead": "its packets do not arrive",
+    "blocked": "its other end takes nothing",
+}
 
 
 def take(step: Step, member: Member, message: m.Waits) -> None:
-    """A member says what its slow operations wait for: tell it whose fault that is, and act if nothing moves."""
+    """A member says what its slow operations wait for: tell it what is to blame, and act if nothing moves."""
     group = member.group
     _note_parked(step, group, member, message)
     member.told = Told(message, step.now)
@@ -39,28 +51,8 @@ def take(step: Step, member: Member, message: m.Waits) -> None:
     head = group.name, member.mid, group.epoch
     step.send(member.daemon.conn, m.Waited(*head, oldest.seq if oldest else 0, text, parked))
     if oldest is not None:
-        _note(step, group, oldest)
-        _stalled(step, group, oldest, message)
-
-
-# ---- what waits, and for whom ------------------------------------------------------------------------
-
-
-def statuses(limits: Limits, group: Group, now: float) -> list[m.WaitStatus]:
-    """The group's slow operations, oldest first, each with whom it waits for."""
-    if not group.members or group.stopped:
-        return []
-    found = []
-    for seq in sorted(_slow(limits, group, now))[:MOST]:
-        entry = group.current.pending.get(seq)
-        told = [op for _, told in _fresh(limits, group, now) for op in told.message.ops if op.seq == seq]
-        age = max([op.age for op in told] + ([now - entry.since] if entry is not None else []))
-        what = next((op.what for op in told if op.what), "update_membership()" if entry and entry.update else "")
-        nbytes = max((op.nbytes for op in told), default=0)
-        done = len(entry.done) if entry is not None else 0
-        causes = _causes(limits, group, seq, entry, age, now)[:MOST]
-        found.append(m.WaitStatus(f"{group.name}/{seq}", seq, group.epoch, what, nbytes, age, done, causes))
-    return (found + list(_p2p(limits, group, now)))[: 2 * MOST]
+        _log(step, group, oldest)
+        _act_if_stalled(step, group, oldest, message)
 
 
 def words(wait: m.WaitStatus) -> str:
@@ -79,6 +71,17 @@ def cause_words(cause: m.WaitCause) -> str:
     return f"the link from {ends}: {cause.why}"
 
 
+# ---- what waits, and for which members and links ------------------------------------------------------
+
+
+def statuses(limits: Limits, group: Group, now: float) -> list[m.WaitStatus]:
+    """The group's slow operations, oldest first, then its slow sends and recvs, each with what it waits for."""
+    if not group.members or group.stopped:
+        return []
+    look = _Look(limits, group, now)
+    return ([look.collective(seq) for seq in sorted(look.slow())[:MOST]] + list(look.sends_and_recvs()))[: 2 * MOST]
+
+
 def _current(step: Step, group: Group) -> list[m.WaitStatus]:
     """statuses(), found at most twice in a heartbeat's time: large groups have many reporters."""
     grain = step.limits.heartbeat_interval / 2
@@ -88,13 +91,136 @@ def _current(step: Step, group: Group) -> list[m.WaitStatus]:
     return known[1]
 
 
-def _fresh(limits: Limits, group: Group, now: float) -> Iterator[tuple[Member, Told]]:
-    for member in group.members:
-        told = member.told
-        if told is None or told.message.epoch != group.epoch:
-            continue
-        if now - told.at <= FRESH * limits.heartbeat_interval:
-            yield member, told
+def _fresh(limits: Limits, group: Group, now: float) -> dict[int, Told]:
+    """What members have said lately in this epoch, by mid."""
+    since = now - FRESH * limits.heartbeat_interval
+    told = ((member.mid, member.told) for member in group.members)
+    return {mid: one for mid, one in told if one is not None and one.message.epoch == group.epoch and one.at >= since}
+
+
+def _said(member: Member) -> list[m.OpWait]:
+    """The member's slow operations, as it has last said in this epoch."""
+    told = member.told
+    return told.message.ops if told is not None and told.message.epoch == member.group.epoch else []
+
+
+def lacks_input(member: Member, seq: int) -> bool:
+    """Whether the member has last said that its own client still fills the input of *seq*."""
+    return any(op.seq == seq and op.stage == "input" for op in _said(member))
+
+
+class _Look:
+    """What is known of a group's slow operations at one moment."""
+
+    def __init__(self, limits: Limits, group: Group, now: float) -> None:
+        self._limits, self._group, self._now = limits, group, now
+        self._told = _fresh(limits, group, now)
+        self._ranks = {member.mid: rank for rank, member in enumerate(group.members)}
+        quiet = BLAMED * limits.heartbeat_interval
+        self._silent = {member.mid for member in group.members if now - member.daemon.heard_at > quiet}
+
+    def slow(self) -> set[int]:
+        """Collectives that are slow, by the master's own count or by a member's word."""
+        group, after = self._group, self._limits.slow_after
+        slow = {seq for seq, entry in group.current.pending.items() if self._now - entry.since >= after}
+        told = {op.seq for told in self._told.values() for op in told.message.ops}
+        return slow | {seq for seq in told if seq > group.committed and seq not in group.voids}
+
+    def collective(self, seq: int) -> m.WaitStatus:
+        """The collective *seq* and what it waits for."""
+        group, entry = self._group, self._group.current.pending.get(seq)
+        told = [op for told in self._told.values() for op in told.message.ops if op.seq == seq]
+        age = max([op.age for op in told] + ([self._now - entry.since] if entry is not None else []))
+        what = next((op.what for op in told if op.what), "update_membership()" if entry and entry.update else "")
+        nbytes = max((op.nbytes for op in told), default=0)
+        done = entry.done if entry is not None else {}
+        found = [self._absent(member, seq, age) for member in group.members if member.mid not in done]
+        causes = [cause for cause in found if cause is not None] + self._bad_links
+        causes.sort(key=lambda cause: -cause.seconds)
+        return m.WaitStatus(f"{group.name}/{seq}", seq, group.epoch, what, nbytes, age, len(done), causes[:MOST])
+
+    def _absent(self, member: Member, seq: int, age: float) -> m.WaitCause | None:
+        """Whether it is *member* that the others wait for, which has not finished *seq*."""
+        if member.mid in self._silent:
+            return self._silence(member)
+        if lacks_input(member, seq):
+            return self._cause(member, NO_INPUT, age)
+        epoch, called, said_at = member.called
+        if epoch != self._group.epoch or called >= seq or self._now - said_at >= age:
+            return None
+        grace = self._group.current.graces.get(seq)
+        if grace is None or not grace.over or member.mid in grace.calls:
+            return self._cause(member, "it has not called the operation", age)
+        if any(op.seq == seq for op in _said(member)):
+            return None  # its daemon takes part for it (R20)
+        return self._cause(member, "it has not called the operation; its daemon was told to take part for it", age)
+
+    def sends_and_recvs(self) -> Iterator[m.WaitStatus]:
+        """Sends and recvs that are slow, and what they wait for."""
+        members = self._group.members
+        calls = [
+            (members[self._ranks[mid]], members[self._ranks[op.other]], op, op.age + self._now - told.at)
+            for mid, told in self._told.items()
+            for op in told.message.ops
+            if op.seq == 0 and op.other in self._ranks
+        ]
+        shut = {(member.mid, other.mid) for member, other, op, _ in calls if op.stage == "input"}
+        for member, other, op, age in calls:
+            ends = {member.name, other.name}
+            if other.mid in self._silent:
+                causes = [self._silence(other)]
+            elif op.stage == "input":
+                causes = [self._cause(member, NO_INPUT, age)]
+            elif (other.mid, member.mid) in shut:
+                causes = [self._cause(other, NO_INPUT, age)]
+            elif op.stage == "alone":
+                causes = [self._cause(other, "it has not called its half", age)]
+            else:
+                causes = [cause for cause in self._bad_links if {cause.member, cause.other} == ends]
+            head = f"{member.name}: {op.what}", 0, self._group.epoch, op.what, op.nbytes
+            yield m.WaitStatus(*head, age, int(op.stage == "done"), causes)
+
+    def _cause(self, member: Member, why: str, seconds: float) -> m.WaitCause:
+        return m.WaitCause(member.name, self._ranks[member.mid], "", -1, why, seconds)
+
+    def _silence(self, member: Member) -> m.WaitCause:
+        why = f"its daemon {member.daemon.name} has said nothing"
+        return self._cause(member, why, self._now - member.daemon.heard_at)
+
+    @cached_property
+    def _bad_links(self) -> list[m.WaitCause]:
+        """Links that are down or do not move, in the direction that is to blame; not those of silent members."""
+        found: dict[tuple[int, int], m.WaitCause] = {}
+        live = self._ranks.keys() - self._silent
+        for mid, told in self._told.items():
+            for link in told.message.links:
+                since = link.since + self._now - told.at
+                if mid not in live or link.other not in live or since < min(self._limits.slow_after, 1.0):
+                    continue
+                theirs = self._told.get(link.other)
+                if link.state == "blocked" and (theirs is None or not theirs.message.ops or _parks(theirs, mid)):
+                    continue  # it runs nothing that would take these bytes, or not yet
+                source, target, why = mid, link.other, _WHY.get(link.state, "")
+                if link.state == "dead" and theirs is not None and self._still_hears(theirs, mid, since):
+                    source, target = target, source  # what was sent arrives: it is the answers that are lost
+                if link.state == "down":
+                    if (target, source) in found:
+                        continue
+                    why = f"{why}: {link.reason}" if link.reason else why
+                if why and ((source, target) not in found or found[source, target].seconds < since):
+                    ranks = self._ranks[source], self._ranks[target]
+                    ends = [self._group.members[rank].name for rank in ranks]
+                    found[source, target] = m.WaitCause(ends[0], ranks[0], ends[1], ranks[1], clip(why, 300), since)
+        return list(found.values())
+
+    def _still_hears(self, told: Told, mid: int, since: float) -> bool:
+        """Whether packets of member *mid* came well after its link made its last progress, *since* seconds ago."""
+        links = (link for link in told.message.links if link.other == mid and link.state != "down")
+        heard = min((link.heard + self._now - told.at for link in links), default=inf)
+        return heard < since - HEARD
+
+
+# ---- which ends hold bytes back for good reason -------------------------------------------------------
 
 
 def _note_parked(step: Step, group: Group, member: Member, message: m.Waits) -> None:
@@ -110,7 +236,7 @@ def _note_parked(step: Step, group: Group, member: Member, message: m.Waits) -> 
 
 
 def _parked(step: Step, group: Group, member: Member) -> list[int]:
-    """The members that hold this one's bytes back for good reason, as it has said lately."""
+    """Mids of the members that have lately said that they hold this member's bytes back."""
     oldest = step.now - FRESH * step.limits.heartbeat_interval
     found = group.current.parks.get(member.mid, {}).items()
     return sorted(mid for mid, other in found if other.told is not None and other.told.at >= oldest)
@@ -120,137 +246,12 @@ def _parks(told: Told, mid: int) -> bool:
     return any(link.other == mid and link.state == "parked" for link in told.message.links)
 
 
-def _slow(limits: Limits, group: Group, now: float) -> set[int]:
-    after = limits.slow_after
-    slow = {seq for seq, entry in group.current.pending.items() if now - entry.since >= after}
-    for _, told in _fresh(limits, group, now):
-        slow |= {op.seq for op in told.message.ops if op.seq > group.committed and op.seq not in group.voids}
-    return slow
-
-
-def _causes(limits: Limits, group: Group, seq: int, entry: Pending | None, age: float, now: float) -> list[m.WaitCause]:
-    ranks = {member.mid: rank for rank, member in enumerate(group.members)}
-    done = entry.done if entry is not None else {}
-    absent = [member for member in group.members if member.mid not in done]
-    silent = {member.mid for member in _silent(limits, group, now)}
-    grace = group.current.graces.get(seq)
-    found = []
-    for member in absent:
-        rank = ranks[member.mid]
-        if member.mid in silent:
-            quiet = now - member.daemon.heard_at
-            why = f"its daemon {member.daemon.name} has said nothing"
-            found.append(m.WaitCause(member.name, rank, "", -1, why, quiet))
-        elif lacks_input(member, seq):
-            found.append(m.WaitCause(member.name, rank, "", -1, NO_INPUT, age))
-        elif member.called[0] == group.epoch and member.called[1] < seq and now - member.called[2] < age:
-            covered = grace is not None and grace.over and member.mid not in grace.calls
-            if covered and any(op.seq == seq for op in _said(member)):
-                continue  # its daemon takes part for it (R20)
-            why = "it has not called the operation" + ("; its daemon was told to take part for it" if covered else "")
-            found.append(m.WaitCause(member.name, rank, "", -1, why, age))
-    found += _bad_links(limits, group, silent, ranks, now)
-    found.sort(key=lambda cause: -cause.seconds)
-    return found
-
-
-def lacks_input(member: Member, seq: int) -> bool:
-    """Whether it has said, when it last said what it waits for, that its own client still fills the input of *seq*."""
-    return any(op.seq == seq and op.stage == "input" for op in _said(member))
-
-
-def _said(member: Member) -> list[m.OpWait]:
-    """Its slow operations, as it has last said in this epoch."""
-    told = member.told
-    return told.message.ops if told is not None and told.message.epoch == member.group.epoch else []
-
-
-def _silent(limits: Limits, group: Group, now: float) -> list[Member]:
-    bound = SILENT * limits.heartbeat_interval
-    return [member for member in group.members if now - member.daemon.heard_at > bound]
-
-
-def _bad_links(limits: Limits, group: Group, silent: set[int], ranks: dict[int, int], now: float) -> list[m.WaitCause]:
-    """Links that are down or do not move, in the direction that is to blame; not those of silent members."""
-    told = {member.mid: each for member, each in _fresh(limits, group, now)}
-    found: dict[tuple[int, int], m.WaitCause] = {}
-    for mid, each in told.items():
-        for link in each.message.links:
-            other = link.other
-            if other not in ranks or mid in silent or other in silent:
-                continue
-            since = link.since + now - each.at
-            if since < min(limits.slow_after, 1.0):
-                continue
-            theirs = told.get(other)
-            if link.state == "blocked" and (theirs is None or not theirs.message.ops or _parks(theirs, mid)):
-                continue  # it runs nothing that would take these bytes, or not yet
-            source, target, why = mid, other, _WHY.get(link.state, "")
-            if link.state == "dead" and theirs is not None and _still_hears(theirs, mid, since, now):
-                source, target = other, mid  # what was sent arrives: it is the answers that are lost
-            if link.state == "down":
-                if (other, mid) in found:
-                    continue
-                why = f"{why}: {link.reason}" if link.reason else why
-            if why and ((source, target) not in found or found[source, target].seconds < since):
-                ends = group.members[ranks[source]], group.members[ranks[target]]
-                cause = m.WaitCause(ends[0].name, ranks[source], ends[1].name, ranks[target], clip(why, 300), since)
-                found[source, target] = cause
-    return list(found.values())
-
-
-_WHY = {
-    "down": "it is down",
-    "dead": "its packets do not arrive",
-    "blocked": "its other end takes nothing",
-}
-
-
-def _still_hears(told: Told, mid: int, since: float, now: float) -> bool:
-    """Whether packets of member *mid* came well after its link made its last progress, *since* seconds ago."""
-    ages = [link.heard + now - told.at for link in told.message.links if link.other == mid and link.state != "down"]
-    return bool(ages) and min(ages) < since - HEARD
-
-
-def _p2p(limits: Limits, group: Group, now: float) -> Iterator[m.WaitStatus]:
-    """Sends and recvs that are slow."""
-    if not any(op.seq == 0 for _, told in _fresh(limits, group, now) for op in told.message.ops):
-        return
-    ranks = {member.mid: rank for rank, member in enumerate(group.members)}
-    silent = {member.mid for member in _silent(limits, group, now)}
-    links = _bad_links(limits, group, silent, ranks, now)
-    shut = {
-        (member.mid, op.other)
-        for member, told in _fresh(limits, group, now)
-        for op in told.message.ops
-        if op.seq == 0 and op.stage == "input"
-    }
-    for member, told in _fresh(limits, group, now):
-        for op in told.message.ops:
-            if op.seq or op.other not in ranks:
-                continue
-            other = group.members[ranks[op.other]]
-            age = op.age + now - told.at
-            ends = {member.name, other.name}
-            causes = [cause for cause in links if {cause.member, cause.other} == ends]
-            if other.mid in silent:
-                why = f"its daemon {other.daemon.name} has said nothing"
-                causes = [m.WaitCause(other.name, ranks[other.mid], "", -1, why, now - other.daemon.heard_at)]
-            elif op.stage == "input" or (other.mid, member.mid) in shut:
-                sender = member if op.stage == "input" else other
-                causes = [m.WaitCause(sender.name, ranks[sender.mid], "", -1, NO_INPUT, age)]
-            elif op.stage == "alone":
-                causes = [m.WaitCause(other.name, ranks[other.mid], "", -1, "it has not called its half", age)]
-            done = int(op.stage == "done")
-            yield m.WaitStatus(f"{member.name}: {op.what}", 0, group.epoch, op.what, op.nbytes, age, done, causes)
-
-
 # ---- what follows ------------------------------------------------------------------------------------
 
 
-def _note(step: Step, group: Group, wait: m.WaitStatus) -> None:
+def _log(step: Step, group: Group, wait: m.WaitStatus) -> None:
     """One line in the log when a wait begins, not too often: training may be slow by nature."""
-    known_after = step.limits.slow_after + SILENT * step.limits.heartbeat_interval  # then silence shows, too
+    known_after = step.limits.slow_after + BLAMED * step.limits.heartbeat_interval  # then silence shows, too
     if group.slow is not None or wait.seconds < known_after or step.now - group.slow_at < SAID_AGAIN:
         return
     group.slow, group.slow_at = Slow(wait.seq, step.now - wait.seconds), step.now
@@ -258,19 +259,22 @@ def _note(step: Step, group: Group, wait: m.WaitStatus) -> None:
     step.record(group, "waits", f"{words(wait)} (for {since})", kept=False)
 
 
-def _stalled(step: Step, group: Group, wait: m.WaitStatus, message: m.Waits) -> None:
-    """Nothing moves and nothing is to blame: make links anew; after some times give the operation up for all."""
+def _act_if_stalled(step: Step, group: Group, wait: m.WaitStatus, message: m.Waits) -> None:
+    """If nothing moves and nothing is to blame, make links anew; after some times give the operation up for all."""
     if wait.causes or not wait.seq or group.small or group.stopped or group.current.settle_at < inf:
         return
     if wait.seq > window_end(step, group):
         return  # no member can have called it
-    if not _still(step, group, wait, message):
+    if not _stands_still(step, group, wait, message):
         return  # nobody has to look at the others
-    done = entry.done if (entry := group.current.pending.get(wait.seq)) is not None else {}
-    absent = [one for one in group.members if one.mid not in done and not _has_committed(group, one, wait.seq)]
-    fresh = {member.mid: told for member, told in _fresh(step.limits, group, step.now)}
+    entry = group.current.pending.get(wait.seq)
+    done = set(entry.done) if entry is not None else set()
+    if group.current.votes:
+        done |= {one.mid for one in group.members if one.committed >= wait.seq}
+    absent = [one for one in group.members if one.mid not in done]
+    told = _fresh(step.limits, group, step.now)
     if not absent or not all(
-        member.mid in fresh and _still(step, group, wait, fresh[member.mid].message) for member in absent
+        one.mid in told and _stands_still(step, group, wait, told[one.mid].message) for one in absent
     ):
         return
     times = group.stalls[wait.seq] = group.stalls.get(wait.seq, 0) + 1
@@ -285,13 +289,8 @@ def _stalled(step: Step, group: Group, wait: m.WaitStatus, message: m.Waits) -> 
     end_epoch(step, group, f"{text}; links are made anew")
 
 
-def _has_committed(group: Group, member: Member, seq: int) -> bool:
-    """Where members commit."""
-    return group.current.votes and member.committed >= seq
-
-
-def _still(step: Step, group: Group, wait: m.WaitStatus, message: m.Waits) -> bool:
-    """Whether a member runs the operation, or waits for others' notes of it, and nothing has moved there for long."""
+def _stands_still(step: Step, group: Group, wait: m.WaitStatus, message: m.Waits) -> bool:
+    """Whether a member runs the operation, or waits for others' votes for it, and nothing has moved there for long."""
     op = next((op for op in message.ops if op.seq == wait.seq), None)
     if op is None or min(op.still, op.age) < step.limits.stall_timeout:
         return False
