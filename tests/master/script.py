@@ -9,13 +9,16 @@
 `python -m pytest tests/master/test_scripts.py --rewrite` writes what comes now into the files: read the diff.
 Messages are written without their group (if it is g), without the term (if it is the master's), and without what has
 its default. `+0.1 d0 < ...` came a tenth of a second after the line began; in the event log ... stands for the reason
-that a message has just told. Pongs are not told of.
+that a message has just told. `d0 d1 <` is one broadcast, `d0, d1 <` are two equal messages; `Probe: d0 -> d9` is a
+probe that d0 is to make of d9. Pongs are left out, and so are lines of the event log that follow from a message of the
+same step (epoch, joined, refused, daemon): where one of those is missing, `no log ...` stands for it.
 """
 
 from __future__ import annotations
 
 import ast
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,9 +29,10 @@ import msgspec
 from tests.master.transcript import GROUP, Room, report_of
 from wancoll.cli.looking.tables import wait_lines
 from wancoll.collective import Descriptor, Kind, ReduceOp
-from wancoll.limits import PROTOCOL_VERSION, Limits
+from wancoll.limits import PROTOCOL_VERSION, Limits, counted
 from wancoll.wire import messages as m
 from wancoll_master.core.ready import Announce, Broadcast, Event, Message, Received, Send, Tick
+from wancoll_master.core.state import Daemon, names
 from wancoll_master.core.views import report
 
 FILES = sorted(Path(__file__).with_name("scripts").glob("*.txt"))
@@ -260,27 +264,73 @@ class Script(Room):
                 self._labels[conn] = daemon + "'" * same
         super().step(event)
         told = [f"{self._label(one.conn)} < its status" for one in self.ready.answers if not isinstance(one, Send)]
-        told += [self._line(one) for one in self.ready.answers if isinstance(one, Send) and not self._of_a_beat(one)]
-        told += map(self._line, self.ready.messages)
+        answers = [one for one in self.ready.answers if isinstance(one, Send) and not self._of_a_beat(one)]
+        told += self._lines([*answers, *self.ready.messages])
         for one in self.ready.closes:
             how = " for good" if one.final else ""
             told.append(f"{self._label(one.conn)} closed{how}: {one.reason}".rstrip())
+        usual = [found for found in map(self._usual_log, self._told_now()) if found]
         for one in self.ready.log:
+            if (one.kind, one.text) in usual:
+                usual.remove((one.kind, one.text))
+                continue
             told.append(f"{'log' if one.kept else 'note'}{_group(one.group)} {one.kind}: {self._short(one.text)}")
+        told += [f"no log {kind}" for kind, _ in usual]
         at = f"+{self.now - self._began:.4g} " if self.now > self._began + 1e-9 else ""
         self._told += [at + line for line in told]
 
     def _of_a_beat(self, answer: Send) -> bool:
         return isinstance(answer.message, m.Pong) and self._verb in ("sleep", "beat")
 
-    def _line(self, message: Message) -> str:
-        match message:
-            case Send(conn, said):
-                return f"{self._label(conn)} < {self._text(said)}"
-            case Broadcast(conns, said):
-                return f"{' '.join(map(self._label, conns))} < {self._text(said)}"
-            case Announce(to, epoch, _):
-                return f"{' '.join(self._label(conn) for conn, _ in to)} < {self._text(epoch)}"
+    def _lines(self, messages: list[Message]) -> list[str]:
+        """One line for each message; equal ones in a row share it, and so do probes."""
+        found: list[tuple[str, str]] = []  # what the line begins with, and what was said
+        for message in messages:
+            match message:
+                case Send(_, m.Probe() as probe) if self._is_plain(probe):
+                    who = f" of {probe.joiner}" if probe.joiner else ""
+                    whom, said = f"{self._label(message.conn)} -> {probe.daemon}", f"Probe{who}"
+                case Send(conn, what):
+                    whom, said = self._label(conn), self._text(what, self._mids(conn))
+                case Broadcast(conns, what):
+                    whom, said = " ".join(map(self._label, conns)), self._text(what)
+                case Announce(to, epoch, _):
+                    whom, said = " ".join(self._label(conn) for conn, _ in to), self._text(epoch)
+            if found and isinstance(message, Send) and found[-1][1] == said:
+                found[-1] = f"{found[-1][0]}, {whom}", said
+            else:
+                found.append((whom, said))
+        return [f"{said}: {whom}" if " -> " in whom else f"{whom} < {said}" for whom, said in found]
+
+    def _mids(self, conn: int) -> list[int]:
+        """Members of the connection's daemon."""
+        return [mid for mid, member in self.state.members.items() if member.daemon.conn == conn]
+
+    def _is_plain(self, probe: m.Probe) -> bool:
+        """Whether the daemons' names say all of the probe."""
+        ends = [self.state.members.get(mid) for mid in (probe.prober, probe.target)]
+        alone = all(end and sum(one.daemon is end.daemon for one in self.state.members.values()) == 1 for end in ends)
+        return alone and probe.group == GROUP and probe.addresses == [f"{probe.daemon}:7000"]
+
+    def _told_now(self) -> list[tuple[Daemon | None, Any]]:
+        """What daemons were told in this step; None: what all members were told."""
+        by_conn = {one.conn: one for one in self.state.daemons.values()}
+        sends = [one for one in [*self.ready.answers, *self.ready.messages] if isinstance(one, Send)]
+        told = [(by_conn[one.conn], one.message) for one in sends if one.conn in by_conn]
+        return [*told, *((None, one.epoch) for one in self.ready.messages if isinstance(one, Announce))]
+
+    def _usual_log(self, told: tuple[Daemon | None, Any]) -> tuple[str, str] | None:
+        """The line of the event log that goes with a message: its kind and text."""
+        match told:
+            case None, m.Epoch(members=members, reason=reason):
+                return "epoch", f"{reason}; {counted(len(members), 'member')}: {names(members)}"
+            case Daemon(name=name), m.Joined(member=member, mid=mid, reason=reason):
+                return "joined", f"{member} of daemon {name} as {mid}; {reason}"
+            case Daemon(name=name), m.Refused(member=member, reason=reason):
+                return "refused", f"{member} of daemon {name}: {reason}"
+            case Daemon(name=name, addresses=addresses), m.Welcome(resumed=False):
+                return "daemon", f"daemon {name} is here, version 0.1.0, lanes at {', '.join(addresses)}"
+        return None
 
     def _short(self, text: str) -> str:
         """The text, with ... for what a message of the same step has said."""
@@ -292,7 +342,8 @@ class Script(Room):
     def _label(self, conn: int) -> str:
         return self._labels.get(conn, f"connection {conn}")
 
-    def _text(self, value: Any) -> str:
+    def _text(self, value: Any, mids: Sequence[int] = ()) -> str:
+        """The value, for a daemon that has the members *mids*."""
         if isinstance(value, m.MemberInfo):
             where = "" if value.addresses == [f"{value.daemon}:7000"] else f" at {','.join(value.addresses)}"
             return f"{value.mid}:{value.name}@{value.daemon}{where}" + (f" in {value.site}" if value.site else "")
@@ -302,10 +353,12 @@ class Script(Room):
             return f"{value:.6g}"
         if not isinstance(value, msgspec.Struct):
             return repr(value)
-        names, defaults = value.__struct_fields__, value.__struct_defaults__
-        usual = dict(zip(names[len(names) - len(defaults) :], defaults, strict=True))
+        fields, defaults = value.__struct_fields__, value.__struct_defaults__
+        usual = dict(zip(fields[len(fields) - len(defaults) :], defaults, strict=True))
         usual |= {"group": GROUP, "term": self.state.term, "protocol": PROTOCOL_VERSION}
         usual |= {"voids": [], "digests": [], "goodbyes": []}
+        if len(mids) == 1 and isinstance(value, m.ForMember | m.Updated):
+            usual |= {"to": mids[0]}
         if isinstance(value, m.Plan):
             usual = msgspec.structs.asdict(USUAL)
         elif isinstance(value, m.Welcome):
@@ -316,19 +369,19 @@ class Script(Room):
             usual |= {"heard": value.heard, "clock": value.clock}
         elif isinstance(value, m.Epoch):
             usual |= {"plan": USUAL, "to": value.to, "min_world": 1}
-        fields = []
-        for name in names:
+        said = []
+        for name in fields:
             found = getattr(value, name)
             if name == "key":
                 if found not in self._keys:
                     self._keys.append(found)
                 if self._keys.index(found):
-                    fields.append(f"key=#{self._keys.index(found)}")
+                    said.append(f"key=#{self._keys.index(found)}")
             elif name == "master":
                 assert found == self.state.identity
             elif name not in usual or found != usual[name]:
-                fields.append(f"{name}={self._text(found)}")
-        return f"{type(value).__name__}({', '.join(fields)})"
+                said.append(f"{name}={self._text(found)}")
+        return f"{type(value).__name__}({', '.join(said)})"
 
 
 def _group(name: str) -> str:
