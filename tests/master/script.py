@@ -1,7 +1,8 @@
 """Scripts: text files that say what happens to a master, and below each line all that came of it.
 
     == r1: a commit needs everyone        a scenario begins, in a room of its own; lines with # explain
-    limits heartbeat_timeout=1.5          what the room is like: limits of it, or of its state (`state term=5`)
+    limits heartbeat_timeout=1.5          what the room is like: limits of it, or of its state (`state term=5`);
+                                          later on: of the next master; above the first scenario: of all of them
     form 3                                a verb of Script or Room, with its arguments
     done m0 1
         all < Commit(...)                 what the master did: messages by who gets them, lines of its event log, ...
@@ -37,6 +38,7 @@ from wancoll_master.core.views import report
 
 FILES = sorted(Path(__file__).with_name("scripts").glob("*.txt"))
 SHOWN = "    "
+UPDATE = Descriptor(Kind.update_membership).fingerprint()
 USUAL = m.Plan(4, 256 << 10, True, {}, [], 0, "", tracks=4)  # plans show what differs from this
 
 
@@ -65,9 +67,15 @@ def write(path: Path, head: str, scenarios: list[Scenario]) -> None:
     )
 
 
-def play(lines: list[str]) -> list[str]:
+def common(head: str) -> dict[str, Any]:
+    """Limits that all scenarios of a file have, from what stands before the first one."""
+    lines = [line.partition(" ")[2] for line in head.splitlines() if line.startswith("limits ")]
+    return {name: value for line in lines for name, value in _arguments(line)[1].items()}
+
+
+def play(lines: list[str], limits: dict[str, Any]) -> list[str]:
     """The lines again, each with what came of it."""
-    limits: dict[str, Any] = {}
+    limits = {"commit": "master"} | limits
     state: dict[str, Any] = {}
     script: Script | None = None
     told = []
@@ -77,10 +85,12 @@ def play(lines: list[str]) -> list[str]:
         if not verb or verb == "#":
             continue
         if verb in ("limits", "state"):
-            assert script is None, "a room is made before anything happens"
             (limits if verb == "limits" else state).update(_arguments(rest)[1])
+            if script is not None:
+                assert verb == "limits", "a room is made before anything happens"
+                script.limits = Limits(**limits)
             continue
-        script = script or Script(Limits(**{"commit": "master"} | limits), **state)
+        script = script or Script(Limits(**limits), **state)
         told += [SHOWN + one for one in script.play(verb, rest)]
     return told
 
@@ -107,10 +117,14 @@ def _value(word: str) -> Any:
 _WORDS: dict[str, Any] = {
     name: partial(kind, group=GROUP) if "group" in kind.__struct_fields__ else kind
     for name, kind in vars(m).items()
-    if isinstance(kind, type) and issubclass(kind, m.Message)
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct)
 }
 _WORDS |= {"report": report_of, "PROTOCOL_VERSION": PROTOCOL_VERSION}
 _WORDS |= {"Descriptor": Descriptor, "Kind": Kind, "ReduceOp": ReduceOp}
+
+
+def _many(seqs: int | tuple[int, ...]) -> tuple[int, ...]:
+    return (seqs,) if isinstance(seqs, int) else seqs
 
 
 def _message(text: str) -> Any:
@@ -132,9 +146,9 @@ class Script(Room):
         """Carry the line out."""
         self._told, self._began, self._verb = [], self.now, verb
         if verb == "?":
-            known = {"state": self.state, "group": self.state.groups.get(GROUP)}
+            known = {"state": self.state, "group": self.state.groups.get(GROUP), "journal": self.journal}
             found = getattr(self, rest) if rest.isidentifier() else eval(rest, known)
-            return found if isinstance(found, list) and found else [str(found)]
+            return [str(one) for one in found] if isinstance(found, list) and found else [str(found)]
         if verb == "say":
             daemon, _, message = rest.partition(" ")
             self.say(daemon, _message(message))
@@ -196,6 +210,50 @@ class Script(Room):
         super().restarted(epoch, mids, base, voids)
         self._told.clear()
 
+    def lose(self, daemon: str) -> None:
+        """Its connection is gone, and nobody waits for it any more."""
+        self.drop(daemon)
+        self.sleep(2 * self.limits.return_grace)
+
+    def frozen(
+        self,
+        name: str,
+        *,
+        upto: int = 0,
+        done: int | tuple[int, ...] = (),
+        digest: int = 7,
+        apart: int | tuple[int, ...] = (),
+        alone: int | tuple[int, ...] = (),
+        told: int | tuple[int, ...] = (),
+        updated: int = 0,
+        results: dict[int, int] | None = None,
+    ) -> None:
+        """The member reports at the end of its epoch: all up to *upto* committed, *done* besides.
+
+        *updated* is an update_membership; *results* (digests) stand for those that follow from *upto* and *done*.
+        """
+        found = [(seq, 0, UPDATE) if seq == updated else (seq, 7, 9) for seq in range(max(1, upto - 40), upto + 1)]
+        found += [(seq, digest, 9) for seq in _many(done)]
+        if results is not None:
+            found = [(seq, result, 9) for seq, result in results.items()]
+        lists = list(_many(told)), list(_many(apart)), list(_many(alone))
+        self.say(self._daemon(name), m.Frozen(GROUP, self.mid(name), self.epoch, upto, found, [], *lists))
+
+    def all_frozen(self) -> None:
+        for name in self.names:
+            self.frozen(name)
+
+    def evict(self, member: str = "", *, reason: str = "") -> None:
+        """An operator evicts a member, or the whole group."""
+        self.stranger(m.Evict(PROTOCOL_VERSION, GROUP, member, not member, reason))
+
+    def beats(self, seconds: float, **said: tuple[int, int]) -> None:
+        """For so long each daemon says what its member has called and committed: `beats 4.5 m0=6,5 m1=5,5`."""
+        for _ in range(max(1, round(seconds / 0.5))):
+            for name, (called, committed) in said.items():
+                self.say(self._daemon(name), m.Heartbeat(1, [(self.mid(name), self.epoch, called, committed)]))
+            self.sleep(min(seconds, 0.5))
+
     def beat(self, **called: int) -> None:
         """Heartbeats of all members that are awake; how many operations their clients have called, if not one."""
         for member in self.group.members:
@@ -233,6 +291,11 @@ class Script(Room):
         return report.groups(self.state, self.now)[0].waiting_for
 
     @property
+    def gone(self) -> list[Any]:
+        """Groups that were running before this master, and who of them may still run."""
+        return list(report.gone(self.state))
+
+    @property
     def waits(self) -> list[str]:
         """What its slow operations wait for, as `wancoll status` says it."""
         found = report.groups(self.state, self.now)[0].waits
@@ -266,7 +329,12 @@ class Script(Room):
         told = [f"{self._label(one.conn)} < its status" for one in self.ready.answers if not isinstance(one, Send)]
         answers = [one for one in self.ready.answers if isinstance(one, Send) and not self._of_a_beat(one)]
         told += self._lines([*answers, *self.ready.messages])
+        sends = [one for one in [*answers, *self.ready.messages] if isinstance(one, Send)]
+        answered = {one.conn for one in sends if isinstance(one.message, m.EvictAnswer)}
+        told += [f"connection {conn} stays open" for conn in answered - {one.conn for one in self.ready.closes}]
         for one in self.ready.closes:
+            if one.conn in answered and not one.reason:
+                continue  # as it should be
             how = " for good" if one.final else ""
             told.append(f"{self._label(one.conn)} closed{how}: {one.reason}".rstrip())
         usual = [found for found in map(self._usual_log, self._told_now()) if found]
@@ -280,7 +348,7 @@ class Script(Room):
         self._told += [at + line for line in told]
 
     def _of_a_beat(self, answer: Send) -> bool:
-        return isinstance(answer.message, m.Pong) and self._verb in ("sleep", "beat")
+        return isinstance(answer.message, m.Pong) and self._verb in ("sleep", "lose", "beat", "beats")
 
     def _lines(self, messages: list[Message]) -> list[str]:
         """One line for each message; equal ones in a row share it, and so do probes."""
@@ -368,7 +436,8 @@ class Script(Room):
         elif isinstance(value, m.Pong):
             usual |= {"heard": value.heard, "clock": value.clock}
         elif isinstance(value, m.Epoch):
-            usual |= {"plan": USUAL, "to": value.to, "min_world": 1}
+            commit = "members" if self.limits.commit == "members" else USUAL.commit
+            usual |= {"plan": msgspec.structs.replace(USUAL, commit=commit), "to": value.to, "min_world": 1}
         said = []
         for name in fields:
             found = getattr(value, name)
@@ -378,7 +447,7 @@ class Script(Room):
                 if self._keys.index(found):
                     said.append(f"key=#{self._keys.index(found)}")
             elif name == "master":
-                assert found == self.state.identity
+                assert found in (0, self.state.identity)
             elif name not in usual or found != usual[name]:
                 said.append(f"{name}={self._text(found)}")
         return f"{type(value).__name__}({', '.join(said)})"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.master.script import FILES, Scenario, play, read, write
+from tests.master.script import FILES, Scenario, common, play, read, write
 
 CASES = [
     pytest.param(path, scenario, id=f"{path.stem}: {scenario.name}") for path in FILES for scenario in read(path)[1]
@@ -15,9 +15,9 @@ CASES = [
 
 @pytest.mark.parametrize(("path", "scenario"), CASES)
 def test_script(path: Path, scenario: Scenario, request: pytest.FixtureRequest) -> None:
-    came = play(scenario.lines)
+    head, scenarios = read(path)
+    came = play(scenario.lines, common(head))
     if request.config.getoption("rewrite"):
-        head, scenarios = read(path)
         write(path, head, [Scenario(s.name, s.lines, came if s.name == scenario.name else s.shown) for s in scenarios])
     else:
         assert came == scenario.shown

@@ -34,14 +34,16 @@ from wancoll_master.plan.planning import propose
 GROUP = "g"
 
 
-def report_of(mid: int, epoch: int = 1, *, of: tuple[int, ...] = (1, 2, 3), **fields: Any) -> m.Report:
-    """What member m<mid> of daemon d<mid> reports."""
+def report_of(
+    mid: int, epoch: int = 1, *, of: tuple[int, ...] = (1, 2, 3), commit: str = "master", **fields: Any
+) -> m.Report:
+    """What member m<mid> of daemon d<mid> reports; in its epoch the "master" or the "members" *commit*."""
     basis = m.Report(
         group=GROUP,
         mid=mid,
         epoch=epoch,
         members=[(each, f"m{each}", f"d{each}") for each in of],
-        plan=m.Plan(4, 1024, True, {}, [], 0, ""),
+        plan=m.Plan(4, 1024, True, {}, [], 0, "", commit=commit),
         key=b"k" * 16,
         start_world=3,
         min_world=1,

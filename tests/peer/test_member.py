@@ -580,6 +580,17 @@ def test_a_link_is_reported_unreachable_each_time_and_to_a_new_master_once() -> 
     assert kinds(d.member.link_unreachable(2, "refused")) == ["ToMaster:LinkDown"]
 
 
+def test_a_complaint_that_the_old_master_took_with_it_is_said_again() -> None:
+    d = Driver(1, 2, linked=())
+    [complaint] = d.member.link_lost(2, "reset")
+    [told] = d.member.reconnected(2, 9)
+    assert isinstance(told.message, m.Report)
+    assert d.member.standing.reporting
+    assert d.member.resumed(m.Resumed("g", 1, 1, 2)) == [complaint]
+    assert not d.member.standing.reporting
+    assert d.member.reconnected(3, 9) == [], "the same master has dropped it"
+
+
 def test_that_its_client_writes_during_a_call_is_said_again_to_a_new_master() -> None:
     d = Driver(1, 2)
     d.post()
