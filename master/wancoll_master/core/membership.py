@@ -509,44 +509,40 @@ def _tick(step: Step) -> None:
     for group in list(step.state.groups.values()):
         if group.rebuild is not None:
             rebuilding.consider(step, group)
-        if group.current.asking is not None and group.current.asking.deadline <= now:
-            counting.conclude_asking(step, group)
-        presence.judge_frozen(step, group)
-        rebuilding.judge_claim(step, group)
-        if group.current.grace_until <= now:
-            stragglers.look(step, group)
-        if group.current.settle_at <= now:
-            link_faults.settle(step, group)
-        if probing.deadline(group) <= now:
-            probing.overdue(step, group)
-            step.touch(group)
-        if group.current.hold_until <= now:
-            group.current.hold_until, group.current.waited = inf, True
-            step.touch(group)
+        for until, act in _TIMERS:
+            if until(group) <= now:
+                act(step, group)
         if group.joining:  # it may have waited for a round trip
             step.touch(group)
     epochs.settle(step)
-    step.state.deadline = min(
-        [look_again]
-        + [_group_deadline(step.state, group) for group in step.state.groups.values()]
-        + [
-            reserved.held_until(step.state, name)
-            for name, group in step.state.groups.items()
-            if reserved.held(step, group)
-        ]
-        + [
-            at
-            for group in step.state.groups.values()
-            if group.joining and (at := measuring.waits_until(step, group)) > now
-        ],
-        default=inf,
-    )
+    deadlines = [look_again]
+    for name, group in step.state.groups.items():
+        deadlines += [until(group) for until, _ in _TIMERS]
+        if group.rebuild is not None:
+            deadlines.append(rebuilding.deadline(step.state, group.rebuild))
+        if reserved.held(step, group):
+            deadlines.append(reserved.held_until(step.state, name))
+        if group.joining and (at := measuring.waits_until(step, group)) > now:
+            deadlines.append(at)
+    step.state.deadline = min(deadlines)
 
 
-def _group_deadline(state: State, group: Group) -> float:
-    asking = group.current.asking.deadline if group.current.asking is not None else inf
-    rebuild = rebuilding.deadline(state, group.rebuild) if group.rebuild is not None else inf
-    current = group.current
-    closing = current.closing.until if current.closing is not None else inf
-    known = current.settle_at, current.hold_until, current.grace_until, current.claim[1]
-    return min(asking, rebuild, closing, *known, probing.deadline(group))
+def _hold_no_longer(step: Step, group: Group) -> None:
+    """An update_membership has waited long enough for probes of joiners."""
+    group.current.hold_until, group.current.waited = inf, True
+    step.touch(group)
+
+
+# What a group waits for: until when, and what is done then.
+_TIMERS: tuple[tuple[Callable[[Group], float], Callable[[Step, Group], None]], ...] = (
+    (
+        lambda group: group.current.asking.deadline if group.current.asking is not None else inf,
+        counting.conclude_asking,
+    ),
+    (lambda group: closing.until if (closing := group.current.closing) is not None else inf, presence.judge_frozen),
+    (lambda group: group.current.claim[1], rebuilding.judge_claim),
+    (lambda group: group.current.grace_until, stragglers.look),
+    (lambda group: group.current.settle_at, link_faults.settle),
+    (probing.deadline, probing.overdue),
+    (lambda group: group.current.hold_until, _hold_no_longer),
+)

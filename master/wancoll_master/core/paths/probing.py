@@ -61,6 +61,7 @@ def overdue(step: Step, group: Group) -> None:
             late = {a.mid: f"{_cannot_reach(a, b)}: daemon {a.daemon.name} {waited}" for a, b in ends}
             if _failed(step, joiner, pair, late):
                 break
+    step.touch(group)
 
 
 def deadline(group: Group) -> float:
