@@ -13,7 +13,6 @@ from wancoll.limits import Limits
 from wancoll.wire import messages as m
 from wancoll_master.core import borne
 from wancoll_master.core.ready import Former, Used
-from wancoll_master.core.views import report
 
 UPDATE = Descriptor(Kind.update_membership).fingerprint()
 

@@ -7,7 +7,7 @@
 #include <string.h>
 #include <sys/socket.h>
 
-/* Of the frame [cursor, end) of part. Blocks of the result that a step before has made are hashed already. */
+/* Checksum of the frame [cursor, end) of part. Blocks of the result that a step before has made are hashed already. */
 static uint64_t payload_checksum(const wc_part *part, uint64_t end)
 {
     const wc_work *work = part->work;
