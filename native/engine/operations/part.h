@@ -37,7 +37,7 @@ struct wc_part {
     bool arrived;                      /* recv: whole */
 };
 
-/* Bytes on the wire of these raw ones; `from` is at a block's boundary */
+/* Bytes on the wire of these raw bytes; `from` is at a block's boundary */
 uint64_t wc_wire_bytes(const wc_part *part, uint64_t from, uint64_t to);
 /* Wire bytes that cannot be taken in by halves: an element, or a block of the codec */
 size_t wc_grain(const wc_part *part);
