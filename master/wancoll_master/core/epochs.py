@@ -32,7 +32,7 @@ from wancoll.wire.epochs import brief
 from wancoll_master.core import borne, counting, losses, reserved
 from wancoll_master.core.paths import measuring, probing
 from wancoll_master.core.ready import Announce, Former, Used
-from wancoll_master.core.state import Closing, Group, Member, Out, Step, clip, names, several, weight
+from wancoll_master.core.state import Closing, Group, Member, Step, clip, names, several, weight
 from wancoll_master.plan import planning
 from wancoll_master.plan.planning import Planned, Proposal, Request
 
@@ -61,14 +61,6 @@ def _decide(step: Step, group: Group) -> bool:
     return not group.stopped and (counting.commit_counted(step, group) or _pass_update(step, group))
 
 
-def close_after_restart(step: Step, group: Group, reason: str, out: list[Out], *, doubted: bool) -> None:
-    """Members commit, and not all of them are here: what has happened follows from what the others have (C6)."""
-    closing = losses.stop(step, group, reason)
-    closing.restarted, closing.doubted = True, doubted
-    group.current.out = out
-    losses.end_epoch(step, group, reason)
-
-
 def frozen(step: Step, member: Member, message: m.Frozen) -> None:
     """A member has stopped, and says what it has finished."""
     group = member.group
@@ -91,9 +83,7 @@ def _close(step: Step, group: Group) -> bool:
     if not all(one.mid in closing.reports for one in group.members):
         return False
     known, members = group.committed, {member.mid: member for member in group.members}
-    doubtful = {seq for mid in members for seq in closing.reports[mid].apart}
-    words, base = _words(closing, members), max(known, closing.sure)
-    found = borne.judge(words, members.keys(), base, doubtful.__contains__, group.voids.keys())
+    found = verdict(group, closing)
     closing.sure, closing.results = found.sure, closing.results + found.results
     if found.out:  # below that their reports have counted, and what was found stands
         closing.results = [one for one in closing.results if one[0] <= found.sure]
@@ -114,8 +104,8 @@ def _close(step: Step, group: Group) -> bool:
         counting.set_committed(step, group, upto)
     _tell_out(step, group, known, {"unknown_upto": unknown_upto, "digests": digests})
     current.votes = False  # all is known of it
-    closing.passed = closing.update <= found.upto or bool(found.tied)
-    if not closing.passed:
+    closing.passed = not closing.told and (closing.update <= found.upto or bool(found.tied))
+    if not closing.passed and not closing.told:
         counting.set_committed(step, group, closing.update)
         able = [joiner for joiner in closing.able if joiner in group.joining]
         reason = _let_in(group, able, closing.update) if able else several(current.ends)
@@ -138,6 +128,14 @@ def _go_on(step: Step, group: Group) -> bool:
     )
     losses.lose(step, dict.fromkeys(group.members, clip(why)), "evicted", tell=True)
     return True
+
+
+def verdict(group: Group, closing: Closing) -> borne.Verdict:
+    """What has happened in the group's epoch, by the reports of its members and of those who are lost meanwhile."""
+    members = [member.mid for member in group.members]
+    doubtful = {seq for mid in members for seq in closing.reports[mid].apart}
+    words, base = _words(closing, members), max(group.committed, closing.sure)
+    return borne.judge(words, members, base, doubtful.__contains__, group.voids.keys())
 
 
 def _words(closing: Closing, members: Collection[int]) -> dict[int, borne.Word]:

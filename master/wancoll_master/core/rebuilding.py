@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from math import inf
-from typing import Any
 
 import msgspec
 
@@ -26,7 +25,7 @@ from wancoll_master.core import borne, counting, epochs, losses, p2p, reserved
 from wancoll_master.core.liveness.link_faults import BAD_PAIR_SECONDS
 from wancoll_master.core.paths import probing
 from wancoll_master.core.ready import MID_BLOCK, Used, jumped
-from wancoll_master.core.state import Daemon, Group, Member, Out, Rebuild, Reported, State, Step, clip, names, weight
+from wancoll_master.core.state import Closing, Daemon, Group, Member, Out, Rebuild, Reported, State, Step, names, weight
 from wancoll_master.plan import planning
 from wancoll_master.plan.planning import Planned
 from wancoll_master.plan.topology import pair
@@ -413,13 +412,19 @@ def _decide(step: Step, group: Group, rebuild: Rebuild, newest: m.Report) -> Non
         bound = used.base if 2 * above <= len(top) else m.MOST
     lost = {mid: one for mid, one in rebuild.lost.items() if one.epoch == newest.epoch}
     lost = {mid: one for mid, one in lost.items() if used is None or not unheard or mid in used.mids}
-    words, found = _judge(group, top | lost, bound)
+    closing = Closing(step.now, step.now + step.limits.heartbeat_timeout)
+    for mid, report in (top | lost).items():
+        closing.reports[mid] = _part(report, bound)
+    for member in group.members:  # who had not heard of the epoch: nothing was committed in it
+        nothing = m.Frozen(group.name, member.mid, group.epoch, group.committed, [], [], [], [])
+        closing.reports.setdefault(member.mid, nothing)
     if len(top) == len(newest.members) and not moving and not any(report.aborted for report in top.values()):
+        found = epochs.verdict(group, closing)
         agreed = not found.out and not found.tied
         if (agreed or (votes and not unheard)) and (not votes or step.limits.commit == "members"):
             group.committed = found.sure
             _go_on(step, group, list(top.values()), votes=votes)
-            claim = max(word.committed for word in words.values())
+            claim = max(report.committed_upto for report in closing.reports.values())
             if claim > found.sure:  # members commit on while they report: the others are to say as much soon
                 group.current.claim = claim, step.now + step.limits.heartbeat_timeout
                 step.alarm(group.current.claim[1])
@@ -429,18 +434,7 @@ def _decide(step: Step, group: Group, rebuild: Rebuild, newest: m.Report) -> Non
         group.voids |= {seq: void for seq, void in told_before.items() if seq > max(used.base, newest.base)}
     for ends in newest.plan.avoid:
         group.bad_pairs[pair(*ends)] = step.now + BAD_PAIR_SECONDS
-    freezes = votes and not unheard and len(top) == len(group.members)
-    words, found = _judge(group, top | lost, bound)  # with these voids
-    while found.out and not freezes:
-        put_out |= _put_out_liars(step, group, reports, found.out)
-        if not group.members:
-            _nobody_left(step, group, put_out)
-            return
-        # Below that their reports have counted, and what was found stands.
-        sure, results = found.sure, [one for one in found.results if one[0] <= found.sure]
-        words, found = _judge(group, lost | {mid: top[mid] for mid in top.keys() & reports.keys()}, bound, sure)
-        found = found._replace(results=results + found.results)
-    _tell_updates(step, group, rebuild, found.sure)
+    _tell_updates(step, group, rebuild, epochs.verdict(group, closing).sure)
     present = {member.mid for member in group.members}
     gone = {mid: name for mid, name, _ in newest.members if mid not in present}
     group.goodbyes = [name for mid, name in gone.items() if mid in rebuild.epochs[newest.epoch].goodbyes]
@@ -448,31 +442,27 @@ def _decide(step: Step, group: Group, rebuild: Rebuild, newest: m.Report) -> Non
     missing = f"; {', '.join(list(gone.values())[:16])} did not report" if gone else "; not all knew the same epoch"
     reason = f"the master was restarted{missing if gone or len(top) < len(present) else ''}"
     late = f"did not report within {step.limits.rejoin_grace:g} s after the master's restart"
-    if freezes:
-        group.begin(newest.reason, votes=True)
-        out = [Out(mid, f"{name} {late}", None) for mid, name in gone.items()]
-        epochs.close_after_restart(step, group, reason, out, doubted=no_journal and bool(gone))
-        return
-    doubted = no_journal and bool(gone)  # who reports may have been put out by those who do not
-    group.committed = found.sure if doubted else found.upto
-    group.voids = {seq: void for seq, void in group.voids.items() if seq > group.committed}
-    if doubted:
-        group.voids |= epochs.unknown(seq for seq, _, _ in found.results if seq > found.sure)
-    claimed = max(report.committed_upto for report in (top | lost).values())
-    told: dict[str, Any] = {"unknown_upto": m.MOST if no_journal or found.upto < claimed else found.upto}
-    told["digests"] = [] if no_journal else found.results
-    for mid, name in gone.items():
-        why = put_out[mid][1] if mid in put_out else f"{name} {late}"
-        fate = m.Evicted(group.name, mid, clip(why), newest.base, epoch=newest.epoch, **told)
-        if mid in put_out:
-            step.send(put_out[mid][0].conn, fate)
-        else:
-            losses.remember(step, fate)
-    if found.tied:
-        unknown = epochs.tied(step, found.tied, group.voids)
-        losses.end_epoch(step, group, f"{reason}; operation {found.tied[0]}: {epochs.TIED}", [*unknown.values()])
+    group.begin(newest.reason, votes=True)
+    group.current.out = [
+        Out(mid, put_out[mid][1], put_out[mid][0]) if mid in put_out else Out(mid, f"{name} {late}", None)
+        for mid, name in gone.items()
+    ]
+    if votes and not unheard and len(top) == len(group.members):  # members commit on until they are told to stop (C6)
+        closing = losses.stop(step, group, reason)
+        closing.restarted = True
     else:
-        losses.end_epoch(step, group, reason)
+        group.current.closing, closing.told = closing, True
+        closing.of = {mid: rebuild.epochs[newest.epoch].daemons[mid] for mid in closing.reports}
+    closing.doubted = no_journal and bool(gone)  # who reports may have been put out by those who do not
+    losses.end_epoch(step, group, reason)
+
+
+def _part(report: m.Report, bound: int) -> m.Frozen:
+    """What the *report* says of operations, as at the end of any epoch; above *bound* nothing has happened."""
+    done = report.done if bound == m.MOST else [one for one in report.done if one[0] <= bound]
+    stands = [seq for seq in report.updates if seq <= bound]
+    head = report.group, report.mid, report.epoch
+    return m.Frozen(*head, min(report.committed_upto, bound), done, [], [], [], stands)
 
 
 def _put_out_by(used: Used, reports: dict[int, tuple[Daemon, m.Report]]) -> dict[int, tuple[Daemon, str]]:
@@ -482,19 +472,6 @@ def _put_out_by(used: Used, reports: dict[int, tuple[Daemon, m.Report]]) -> dict
     """
     why = "put out by the master before this one"
     return {mid: (reports.pop(mid)[0], why) for mid in list(reports) if mid not in used.mids}
-
-
-def _put_out_liars(
-    step: Step, group: Group, reports: dict[int, tuple[Daemon, m.Report]], out: dict[int, str]
-) -> dict[int, tuple[Daemon, str]]:
-    """What these report most others contradict. Taken out of the *reports*, which do not count any more."""
-    liars = [member for member in group.members if member.mid in out]
-    for member in liars:
-        group.members.remove(member)
-        reports.pop(member.mid, None)  # it may have said instead that it had not heard of the epoch
-        del step.state.members[member.mid], member.daemon.members[member.mid]
-        step.record(group, "evicted", clip(f"{member.name}: {out[member.mid]}"), cause="nonsense", lost=1)
-    return {member.mid: (member.daemon, out[member.mid]) for member in liars}
 
 
 def _members(step: Step, group: Group, rebuild: Rebuild, newest: m.Report) -> list[Member]:
@@ -534,31 +511,6 @@ def _tell_outsiders(step: Step, rebuild: Rebuild, newest: m.Report) -> None:
 def _put_out(step: Step, daemon: Daemon, report: m.Report, why: str, unknown_upto: int) -> None:
     step.send(daemon.conn, m.Evicted(report.group, report.mid, why, report.committed_upto, unknown_upto))
     step.record(None, "evicted", f"member {report.mid} of daemon {daemon.name}, group {report.group}: {why}")
-
-
-def _nobody_left(step: Step, group: Group, put_out: dict[int, tuple[Daemon, str]]) -> None:
-    """Each member contradicts the others, and nobody can say what has happened: joiners may form the group anew."""
-    for mid, (daemon, why) in put_out.items():
-        fate = m.Evicted(group.name, mid, clip(why), group.committed, m.MOST, epoch=group.epoch)
-        step.send(daemon.conn, fate)
-    group = step.state.groups[group.name] = group.afresh()
-    step.touch(group)
-
-
-def _judge(
-    group: Group, top: dict[int, m.Report], bound: int, sure: int = 0
-) -> tuple[dict[int, borne.Word], borne.Verdict]:
-    """What members say, and what has happened. Above *bound* nothing has; up to *sure* that is known already."""
-    known: dict[int, dict[int, borne.Result]] = {}  # a thousand members report the same
-    words = {}
-    for mid, report in top.items():
-        has = known.get(id(report.done)) or known.setdefault(id(report.done), borne.word(0, report.done).has)
-        has = borne.word(0, report.done, updates=report.updates).has if report.updates else has
-        words[mid] = borne.Word(min(report.committed_upto, bound), has)
-    stay = [member.mid for member in group.members]
-    for mid in stay:  # who had not heard of the epoch: nothing was committed in it
-        words.setdefault(mid, borne.Word(group.committed, {}))
-    return words, borne.judge(words, stay, max(group.committed, sure), bound.__lt__, group.voids.keys())
 
 
 def _tell_updates(step: Step, group: Group, rebuild: Rebuild, sure: int) -> None:

@@ -274,6 +274,7 @@ class Closing:
     of: dict[int, str] = field(default_factory=dict)  # the daemons of those
     held: Counter[str] = field(default_factory=Counter)  # bytes of memory that were reported, by daemon
     restarted: bool = False  # an earlier master may have committed what is told as done
+    told: bool = False  # a restarted master has all reports: nobody is asked to stop, and nobody passes an update
     doubted: bool = False  # and the journal is lost: members that are not here may know more
     update: int = 0  # the update_membership that it ends, unless the members have passed it by themselves (C11)
     able: list[Member] = field(default_factory=list)  # who can join there
