@@ -608,7 +608,7 @@ def test_who_is_refused_for_good_does_not_ask_again():
     """`events --follow`, `top` and `status --watch` go on after any other failure."""
     refusal = encode(Bye("token X is revoked", True))
     with someone_who_says(refusal, then_close=True) as at, pytest.raises(ConfigError, match="token X is revoked"):
-        status_command.find([at], DEADLINE)
+        status_command.find([at], Asking(timeout=DEADLINE))
 
 
 STATUS = Status(

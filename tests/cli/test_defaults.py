@@ -191,9 +191,9 @@ def test_a_command_in_clear_does_not_leave_its_machine_for_the_word_of_a_standby
         try:
             why = f"192.0.2.1:7400: .*one beyond this machine, by the word of {address} alone"
             with pytest.raises(MasterUnreachable, match=why):
-                find([address], 20.0)
+                find([address], Asking(timeout=20.0))
             with pytest.raises(MasterUnreachable, match=why):
-                evict("m", group="g", master=address, timeout=20.0)
+                evict("m", group="g", master=address, asking=Asking(timeout=20.0))
         finally:
             listener.shutdown(socket.SHUT_RDWR)
             thread.join()
@@ -210,10 +210,10 @@ def test_a_leader_is_asked_with_the_certificates_that_its_standby_was_asked_with
     for name in ("admin.pem", "authority.pem"):
         (state / name).touch()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    papers = Asking().papers("127.0.0.1:7400", 1.0)
+    papers = Asking(timeout=1.0).papers("127.0.0.1:7400")
     assert papers is not None
-    assert Asking().papers("192.0.2.1:7400", 1.0, named_by="127.0.0.1:7400") == papers
-    assert Asking().papers("192.0.2.1:7400", 1.0, named_by="192.0.2.2:7401") is None, "that went beyond already"
+    assert Asking().papers("192.0.2.1:7400", named_by="127.0.0.1:7400") == papers
+    assert Asking().papers("192.0.2.1:7400", named_by="192.0.2.2:7401") is None, "that went beyond already"
 
 
 SAID = {"master": "m:1,m:2", "papers": {"authorities": "/a", "certificate": "", "key": "/k", "by_host": False}}
@@ -233,12 +233,12 @@ def test_what_is_given_counts_before_this_machines_daemon(
     certificate.touch()
     papers = {**SAID["papers"], "certificate": str(certificate)}  # type: ignore[dict-item]
     monkeypatch.setattr(asking, "ask", lambda *_, **__: m.LocalStatus(json.dumps({**SAID, "papers": papers})))
-    masters, who = Asking(**given).found(master, 1.0)
+    masters, who = Asking(**given).found(master)
     assert ",".join(masters) == asked
     assert who.own == (None if master or given else Papers(**papers))
     if not master and not given:
-        assert who.papers("192.0.2.1:1", 1.0) == who.own
-        assert who.papers("192.0.2.2:1", 1.0, named_by="192.0.2.1:1") == who.own, "a standby's leader has its authority"
+        assert who.papers("192.0.2.1:1") == who.own
+        assert who.papers("192.0.2.2:1", named_by="192.0.2.1:1") == who.own, "a standby's leader has its authority"
 
 
 def test_without_options_and_a_daemon_that_can_be_asked_the_error_says_what_was_tried(
@@ -251,12 +251,12 @@ def test_without_options_and_a_daemon_that_can_be_asked_the_error_says_what_was_
     older = json.dumps({"master": "m:1"})
     for answer, words in ((nobody, "/s: nobody listens"), (lambda *_, **__: m.LocalStatus(older), "/s: .papers.")):
         monkeypatch.setattr(asking, "ask", answer)
-        masters, who = Asking().found("", 1.0)
+        masters, who = Asking().found("")
         assert (masters, who.own) == (["127.0.0.1:7400"], None)
         assert re.search(words, who.way)
     monkeypatch.setattr(asking, "ask", lambda *_, **__: m.LocalStatus(json.dumps(SAID)))
     with pytest.raises(MasterUnreachable, match="m:1,m:2, named by the daemon at /s: cannot be asked as the daemon"):
-        Asking().found("", 1.0)
+        Asking().found("")
 
 
 def test_a_daemon_is_not_sealed_and_in_clear_at_once() -> None:

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 from cyclopts import CycloptsError
 
+from wancoll.cli import asking
 from wancoll.cli.asking import Asking
 from wancoll.cli.changing import leave
-from wancoll.cli.looking import trace
 from wancoll.cli.main import app
 from wancoll.errors import ConfigError, Evicted, MasterUnreachable, PeerDaemonLost
 from wancoll.wire import messages as m
@@ -72,8 +72,7 @@ def test_of_another_users_daemon_it_is_said_that_it_is_one(monkeypatch: pytest.M
     def refuse(path: str, timeout: float) -> None:
         raise PermissionError(13, "Permission denied")
 
-    of = {"leave": leave, "trace": trace}[command]
-    monkeypatch.setattr(of, "connect_local", refuse)
+    monkeypatch.setattr(asking, "connect_local", refuse)
     with pytest.raises(PeerDaemonLost, match=r"/s: cannot be .*denied; it is another user's: run this as the daemon's"):
         app([command, "--socket", "/s"], result_action="return_value", exit_on_error=False)
 
@@ -101,7 +100,7 @@ def test_only_a_master_that_knew_it_can_say_that_it_is_gone(monkeypatch: pytest.
     monkeypatch.setattr(leave, "ask_leader", take)
     monkeypatch.setattr(leave.time, "monotonic", lambda: float(next(clock)))
     monkeypatch.setattr(leave.time, "sleep", lambda seconds: None)
-    options = ["h:1"], question, 1, 33.0, Asking(), 1.0, "daemon d"
+    options = ["h:1"], question, 1, 33.0, Asking(timeout=1.0), "daemon d"
     if heard:
         leave._await_gone(*options)
         assert next(looks, None) is None
@@ -118,7 +117,7 @@ def test_who_is_lost_has_not_left(monkeypatch: pytest.MonkeyPatch, group: str, e
     gone = m.Status(1, 0.0, "", [], [], [], master=1, left=[("other", "d"), (group, "e")])
     left = msgspec.structs.replace(gone, left=[*gone.left, (group, "d")])
     monkeypatch.setattr(leave, "_newest", lambda *_: found)
-    options = ["h:1"], m.AskToLeave(1, group, "d", 30.0, ""), 1, 33.0, Asking(), 1.0, "d"
+    options = ["h:1"], m.AskToLeave(1, group, "d", 30.0, ""), 1, 33.0, Asking(timeout=1.0), "d"
     found = gone
     with pytest.raises(error, match=r"^d: was lost before it left; it may come back; .*wancoll status"):
         leave._await_gone(*options)

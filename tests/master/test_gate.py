@@ -72,7 +72,7 @@ class Master:
             await trio.aclose_forcefully(stream)
 
     async def admin(self, question: Any) -> m.Tokens:
-        answer = await self.ask(question, Asking(state=str(self.folder / "state")).papers(self.address, 1))
+        answer = await self.ask(question, Asking(state=str(self.folder / "state"), timeout=1).papers(self.address))
         assert isinstance(answer, m.Tokens)
         return answer
 
@@ -129,12 +129,12 @@ async def test_who_asks_as_admin_takes_no_use_of_a_token(tmp_path: Path, monkeyp
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     async with secure(tmp_path) as master:
         state, mine = str(tmp_path / "state"), str(await master.make(uses=1))
-        papers = Asking(state=state, join=mine).papers(master.address, 1)
+        papers = Asking(state=state, join=mine, timeout=1).papers(master.address)
         assert papers is not None
         assert papers.certificate == str(tmp_path / "state" / "admin.pem")
-        other = Asking(state=state, join=f"WC1{'0' * 64}::abab.{'s' * 43}@h:9")
+        other = Asking(state=state, join=f"WC1{'0' * 64}::abab.{'s' * 43}@h:9", timeout=20)
         with pytest.raises(WrongMaster, match="is not the master that the token is of"):
-            await trio.to_thread.run_sync(other.papers, master.address, 20.0)
+            await trio.to_thread.run_sync(other.papers, master.address)
 
 
 async def test_the_token_that_is_given_counts_not_the_certificate_of_before(tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ async def test_without_a_certificate_nothing_is_read_or_changed(tmp_path: Path) 
         answer = await master.ask(m.ListTokens(PROTOCOL_VERSION), admin_of_g.papers)
         assert "may not look after tokens; expected an admin of all groups" in answer.refused
         assert (await master.admin(m.ListTokens(PROTOCOL_VERSION))).tokens[0].revoked is False
-        papers = Asking(state=str(tmp_path / "state")).papers(master.address, 1)
+        papers = Asking(state=str(tmp_path / "state"), timeout=1).papers(master.address)
         status = await master.ask(m.StatusRequest(PROTOCOL_VERSION), papers)
         assert status.resources["messages_refused"] == 9  # also the five about trust
 
@@ -345,7 +345,7 @@ async def test_who_came_with_a_revoked_token_is_sent_away(tmp_path: Path) -> Non
         assert f"token {token.id}: by which it came in is revoked" in heard[-1].reason
         why = f"lost m: daemon d was sent away: token {token.id} by which it came in is revoked"
         told = await master.ask(
-            m.StatusRequest(PROTOCOL_VERSION), Asking(state=str(tmp_path / "state")).papers(master.address, 1)
+            m.StatusRequest(PROTOCOL_VERSION), Asking(state=str(tmp_path / "state"), timeout=1).papers(master.address)
         )
         assert [(one.group, one.kind, one.text) for one in told.events[-2:]] == [
             ("", "revoked", f"an operator has revoked token {token.id}: who came in with it is sent away"),
@@ -574,7 +574,7 @@ async def test_a_token_for_one_group_reads_and_changes_nothing_of_another(tmp_pa
         context, (host, port) = theirs.papers.to_dial(), split_address(master.address)
         stream = trio.SSLStream(await trio.open_tcp_stream(host, port), context, server_hostname=host)
         await stream.send_all(encode(hello("b")) + encode(m.Join("theirs", "m", 2, 1)))
-        admins = Asking(state=str(tmp_path / "state")).papers(master.address, 1)
+        admins = Asking(state=str(tmp_path / "state"), timeout=1).papers(master.address)
         while not (await master.ask(m.StatusRequest(PROTOCOL_VERSION), admins)).groups:  # noqa: ASYNC110 - it asks
             await trio.sleep(0.02)
         for papers in (mine.papers, eyes.papers):
@@ -603,10 +603,10 @@ async def test_commands_that_come_together_with_a_token_of_one_use_are_one(tmp_p
     """They share a folder: one that took the key of another's certificate away would be nobody."""
     async with secure(tmp_path) as master:
         token = await master.make(role="observer", uses=1)
-        asking, names = Asking(join=str(token)), []
+        asking, names = Asking(join=str(token), timeout=20), []
 
         async def ask() -> None:
-            papers = await trio.to_thread.run_sync(asking.papers, master.address, 20.0)
+            papers = await trio.to_thread.run_sync(asking.papers, master.address)
             assert papers is not None
             answer = await master.ask(m.StatusRequest(PROTOCOL_VERSION), papers)
             assert isinstance(answer, m.Status), answer
@@ -624,10 +624,10 @@ async def test_where_another_master_answers_at_one_of_the_addresses_the_next_one
     for one in ("a", "b"):
         (tmp_path / one).mkdir()
     async with secure(tmp_path / "a") as other, secure(tmp_path / "b") as master:
-        asking = Asking(join=str(await master.make(role="admin")))
+        asking = Asking(join=str(await master.make(role="admin")), timeout=20)
 
         async def ask_at(*addresses: str) -> m.EvictAnswer:
-            return await trio.to_thread.run_sync(ask_leader, question, list(addresses), 20.0, asking)
+            return await trio.to_thread.run_sync(ask_leader, question, list(addresses), asking)
 
         with pytest.raises(WrongMaster, match="is not the master that the token is of"):
             await ask_at(other.address)

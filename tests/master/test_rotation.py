@@ -525,7 +525,8 @@ async def test_at_once_all_who_are_connected_are_sent_away_the_thief_too(tmp_pat
             for peer in (one, daemon):
                 assert isinstance(await peer.hear(), m.Welcome)
             told = await master.ask(
-                m.Rotate(PROTOCOL_VERSION, 0.0, True), Asking(state=str(tmp_path / "state")).papers(master.address, 1)
+                m.Rotate(PROTOCOL_VERSION, 0.0, True),
+                Asking(state=str(tmp_path / "state"), timeout=1).papers(master.address),
             )
             (new,) = [one.sha256 for one in told.authorities]
             assert new == parse(told.made).authority
@@ -536,7 +537,7 @@ async def test_at_once_all_who_are_connected_are_sent_away_the_thief_too(tmp_pat
                 assert "start it with a new token: --join" in said.reason
         assert [one.id for one in (await master.admin(m.ListTokens(PROTOCOL_VERSION))).tokens] == [parse(told.made).id]
         status = await master.ask(
-            m.StatusRequest(PROTOCOL_VERSION), Asking(state=str(tmp_path / "state")).papers(master.address, 1)
+            m.StatusRequest(PROTOCOL_VERSION), Asking(state=str(tmp_path / "state"), timeout=1).papers(master.address)
         )
         begun = f"an operator has replaced it at once by {new[:12]}...: all daemons are sent away, "
         assert [(one.kind, one.text) for one in status.events[-3:]] == [
@@ -555,7 +556,7 @@ async def test_tokens_and_certificates_through_a_rotation(tmp_path: Path) -> Non
         async with secure(tmp_path) as master:
             if phase == "spreading":
                 assert master.token is not None
-                told = await master.ask(m.Rotate(PROTOCOL_VERSION, 0.0, False), admin.papers(master.address, 1))
+                told = await master.ask(m.Rotate(PROTOCOL_VERSION, 0.0, False), admin.papers(master.address))
                 assert isinstance(told, m.RotationIs)
                 tokens += [master.token, await master.make(seconds=600.0)]
                 assert [one.authority for one in tokens] == [one.sha256 for one in told.authorities]
@@ -598,7 +599,10 @@ async def test_the_command_shows_and_begins_it_and_does_nothing_at_once_without_
 ) -> None:
     async with secure(tmp_path) as master:
         assert master.token is not None
-        with_it: dict[str, Any] = {"master": master.address, "asking": Asking(state=str(tmp_path / "state"))}
+        with_it: dict[str, Any] = {
+            "master": master.address,
+            "asking": Asking(state=str(tmp_path / "state"), timeout=30),
+        }
 
         async def said(command: Any, **options: Any) -> list[str]:
             capsys.readouterr()
@@ -629,7 +633,7 @@ async def test_the_command_shows_and_begins_it_and_does_nothing_at_once_without_
         )
         assert [(line.split()[0] == a, line.split()[-1]) for line in both] == [(True, "yes"), (False, "no")]
         assert await said(ca.show) == [first, _, *both]
-        ask = partial(status.find, [master.address], 30.0, with_it["asking"])
+        ask = partial(status.find, [master.address], with_it["asking"])
         found, _roles = await trio.to_thread.run_sync(ask)
         assert (found.rotation, found.rotation_until > time.time()) == ("spreading", True)
         first, _, only, line = await said(ca.rotate, now=True, yes=True)

@@ -507,7 +507,7 @@ async def test_a_rotation_goes_on_with_the_next_leader_and_standbys_follow_it(et
         b, end_b = await all_of_them.start("b")
         asking = Asking(state=str(b.folder / "state"))  # who stands by says who leads
         ca = partial(trio.to_thread.run_sync, asking.ask_as_admin)
-        told = await ca(m.Rotate(PROTOCOL_VERSION, 0.0, False), m.RotationIs, b.address, 5.0)
+        told = await ca(m.Rotate(PROTOCOL_VERSION, 0.0, False), m.RotationIs, b.address)
         both = [one.sha256 for one in told.authorities]
         assert (told.phase, len(both)) == ("spreading", 2)
         await follows(b, both)
@@ -516,12 +516,12 @@ async def test_a_rotation_goes_on_with_the_next_leader_and_standbys_follow_it(et
         for name, token in (("at-b-old", old), ("at-b-new", new)):  # b shows each a certificate that it believes
             assert isinstance(await a.ask(hello(name), (await join(b, name, token)).papers), m.Welcome)
         refused = await a.ask(
-            m.Rotate(PROTOCOL_VERSION, 0.0, False), Asking(state=str(a.folder / "state")).papers(a.address, 1)
+            m.Rotate(PROTOCOL_VERSION, 0.0, False), Asking(state=str(a.folder / "state"), timeout=1).papers(a.address)
         )
         assert "is under way already" in refused.refused
         end_a()
         await leads(b)
-        assert await ca(m.AskRotation(PROTOCOL_VERSION), m.RotationIs, b.address, 5.0) == told
+        assert await ca(m.AskRotation(PROTOCOL_VERSION), m.RotationIs, b.address) == told
         key = f"{all_of_them.prefix}trust/authority"
         for phase, believed in (("retiring", both[::-1]), ("steady", both[1:])):
             end_b()
@@ -554,7 +554,7 @@ async def test_at_once_nothing_of_before_is_left_in_etcd(etcd: Etcd, tmp_path: P
         all_of_them.copy_key("a", "b")
         b, _ = await all_of_them.start("b")
         told = await a.ask(
-            m.Rotate(PROTOCOL_VERSION, 0.0, True), Asking(state=str(a.folder / "state")).papers(a.address, 1)
+            m.Rotate(PROTOCOL_VERSION, 0.0, True), Asking(state=str(a.folder / "state"), timeout=1).papers(a.address)
         )
         new = parse(told.made)
         assert [new.authority] == [one.sha256 for one in told.authorities]
@@ -886,7 +886,7 @@ def shown_by(context: ssl.SSLContext) -> bytes:
 
 
 def admin_of(master: Master) -> Papers | None:
-    return Asking(state=str(master.folder / "state")).papers(master.address, 1)
+    return Asking(state=str(master.folder / "state"), timeout=1).papers(master.address)
 
 
 async def follows(master: Master, believed: list[str]) -> None:

@@ -8,6 +8,7 @@ import os
 import secrets
 import socket
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, TypeVar
 
@@ -15,19 +16,23 @@ import msgspec
 from cyclopts import Parameter
 
 from wancoll.errors import ConfigError, MasterUnreachable, ProtocolError, WancollError
+from wancoll.limits import DEFAULT
 from wancoll.local import MASTER_PORT, default_socket, default_state, split_address
 from wancoll.net.ask import ask
 from wancoll.net.enroll import Wallet, WrongMaster
 from wancoll.net.listen import is_loopback_host
+from wancoll.net.unix import connect_local
 from wancoll.options import DEFAULT_MASTER, NO_MASTER, Seconds, Unseen, address, addresses
 from wancoll.trust.papers import ADMIN, AUTHORITY, Papers, fingerprints
 from wancoll.trust.token import parse
 from wancoll.wire import messages as m
+from wancoll.wire.framing import Decoder, encode
 from wancoll.wire.messages import Bye, FromMaster, RotationIs, StandsBy, Tokens
 
 _Answer = TypeVar("_Answer", Tokens, RotationIs)
 OneMaster = Annotated[str, Parameter(help=f"HOST:PORT of the master, or of one that stands by. {NO_MASTER}")]
-Timeout = Annotated[Seconds, Parameter(help="Seconds for the answer.")]
+_IS_THERE = "is `wancoll master` running there, and is --master right?"
+_IS_SEALED = "is `wancoll master` running there, not in clear, and is --master right?"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +45,7 @@ class Asking:
         ca: PEM file of an authority of your own, with --cert and --key.
         cert: PEM file of your certificate.
         key: PEM file of its key, where --cert does not hold it.
+        timeout: Seconds for each answer.
     """
 
     join: str = ""
@@ -47,10 +53,11 @@ class Asking:
     ca: str = ""
     cert: str = ""
     key: str = ""
+    timeout: Seconds = DEFAULT.connect_timeout
     own: Annotated[Papers | None, Unseen] = None  # this machine's daemon's; see found()
     way: Annotated[str, Unseen] = ""  # how the master was found where no option says it, for errors
 
-    def found(self, master: str, timeout: float) -> tuple[list[str], Asking]:
+    def found(self, master: str) -> tuple[list[str], Asking]:
         """The masters, each "host:port", and who asks them: as options say; without any as this machine's daemon does.
 
         Raises:
@@ -62,7 +69,7 @@ class Asking:
         path = ""
         try:
             path = default_socket()
-            answer = ask(path, m.LocalStatusRequest(), m.LocalStatus, timeout=timeout, who="the daemon")
+            answer = ask(path, m.LocalStatusRequest(), m.LocalStatus, timeout=self.timeout, who="the daemon")
             masters, own = (said := json.loads(answer.text))["master"], said["papers"] and Papers(**said["papers"])
         except (OSError, WancollError, ValueError, KeyError) as bad:
             return self.masters(""), replace(self, way=f", since no daemon here names another ({path}: {bad})")
@@ -86,12 +93,11 @@ class Asking:
         """
         return addresses(self.where(master), what="--master", default_port=MASTER_PORT).split(",")
 
-    def papers(self, master: str, timeout: float, *, named_by: str = "") -> Papers | None:
+    def papers(self, master: str, *, named_by: str = "") -> Papers | None:
         """To ask *master* ("host:port") with; None: in clear.
 
         Args:
             master: its address.
-            timeout: seconds for each answer.
             named_by: the standby that says that *master* leads, which is asked as that one was: it has the same
                 authority. What was asked in clear on loopback does not leave it for a standby's word.
 
@@ -100,7 +106,7 @@ class Asking:
             MasterUnreachable: nobody answers who gives a certificate for it, or it is beyond this machine.
         """
         if named_by:
-            papers = self.papers(named_by, timeout)
+            papers = self.papers(named_by)
             if papers is None and _is_near(named_by) and not _is_near(master):
                 raise MasterUnreachable(
                     "is not asked in clear", who=f"master {master}",
@@ -117,7 +123,7 @@ class Asking:
         if folder and os.path.exists(admin) and self._is_of(os.path.join(folder, AUTHORITY)):
             return Papers(os.path.join(folder, AUTHORITY), admin)
         if self.join:
-            return self._joined(master, timeout)
+            return self._joined(master)
         if self.state:
             raise ConfigError(
                 "is no state folder of a master that runs with an authority", who=f"--state {self.state}",
@@ -126,7 +132,7 @@ class Asking:
             )  # fmt: skip
         return self.own
 
-    def ask_as_admin(self, question: msgspec.Struct, kind: type[_Answer], master: str, timeout: float) -> _Answer:
+    def ask_as_admin(self, question: msgspec.Struct, kind: type[_Answer], master: str) -> _Answer:
         """What *master* (as given to a command), or whoever leads, answers to what only an admin may ask.
 
         Raises:
@@ -135,7 +141,7 @@ class Asking:
             ProtocolError: the answer makes no sense.
         """
         where = address(self.where(master), what="--master", default_port=MASTER_PORT)
-        papers = self.papers(where, timeout)
+        papers = self.papers(where)
         if papers is None:
             raise ConfigError(
                 "tokens and authorities are looked after on the master's machine, as its user", who=f"master {where}",
@@ -145,23 +151,19 @@ class Asking:
         try:
             for _ in range(2):
                 whom = split_address(where)
-                answer = ask(whom, question, FromMaster, timeout=timeout, who=f"master {where}", papers=papers)
+                answer = ask(whom, question, FromMaster, timeout=self.timeout, who=f"master {where}", papers=papers)
                 if not isinstance(answer, StandsBy) or not answer.leader:
                     break
                 where = answer.leader  # which has the same authority
         except OSError as bad:
-            raise MasterUnreachable(
-                "the master does not answer", who=where, got=str(bad) or type(bad).__name__,
-                hint="is `wancoll master` running there, not in clear, and is --master right?",
-            ) from bad  # fmt: skip
+            raise no_answer("the master does not answer", where, bad, _IS_SEALED) from bad
         if isinstance(answer, StandsBy):
             raise MasterUnreachable(
                 "stands by, and no master leads", who=where, got=f"leader {answer.leader or 'nobody'}",
                 hint="one takes over soon if etcd can be reached; ask again",
             )  # fmt: skip
         if not isinstance(answer, kind):
-            got = answer.reason if isinstance(answer, Bye) else type(answer).__name__
-            raise ProtocolError("did not answer", who=f"master {where}", expected=kind.__name__, got=got)
+            raise other_answer(answer, f"master {where}", kind.__name__)
         if answer.refused:
             raise ConfigError("refuses", who=f"master {where}", got=answer.refused)
         return answer
@@ -171,24 +173,70 @@ class Asking:
         with open(file, "rb") as found:
             return not self.join or parse(self.join).authority in fingerprints(found.read())
 
-    def _joined(self, master: str, timeout: float) -> Papers:
+    def _joined(self, master: str) -> Papers:
         token = parse(self.join)
         wallet = Wallet(default_state(f"asks-{token.id}"), token)
         # All commands with this token have one folder. Who is before this one asks twice.
-        with wallet.held(f"a command, process {os.getpid()}", 3 * timeout):
+        with wallet.held(f"a command, process {os.getpid()}", 3 * self.timeout):
             name = wallet.name or f"{socket.gethostname()[:60]}-asks-{secrets.token_hex(3)}"
             if not wallet.good(name, time.time()):
                 try:
-                    wallet.enroll(master, name, timeout)
+                    wallet.enroll(master, name, self.timeout)
                 except OSError as bad:
-                    raise MasterUnreachable(
-                        "the master gives no certificate", who=master, got=str(bad) or type(bad).__name__,
-                        hint="is `wancoll master` running there, not in clear, and is --master right?",
-                    ) from bad  # fmt: skip
+                    raise no_answer("the master gives no certificate", master, bad, _IS_SEALED) from bad
         return wallet.papers
 
 
-def ask_leader(question: m.Evict | m.AskToLeave, masters: list[str], timeout: float, asking: Asking) -> m.EvictAnswer:
+def no_answer(what: str, who: str, bad: Exception, hint: str = _IS_THERE) -> MasterUnreachable:
+    """The error for a master that cannot be reached, by what the system said."""
+    return MasterUnreachable(what, who=who, got=str(bad) or type(bad).__name__, hint=hint)
+
+
+def other_answer(answer: msgspec.Struct, who: str, expected: str, what: str = "did not answer") -> ProtocolError:
+    """The error for a master that answered something else."""
+    reason = answer.reason if isinstance(answer, Bye) else ""
+    return ProtocolError(what, who=who, expected=expected, got=f"{type(answer).__name__} {reason}".strip())
+
+
+def daemon_says(path: str, question: msgspec.Struct, timeout: float, patience: float) -> Iterator[m.FromDaemon]:
+    """Ask the daemon at *path*; yields what it says, until it closes the connection.
+
+    Args:
+        path: of its unix socket.
+        question: for it.
+        timeout: seconds to connect.
+        patience: seconds for all that it says.
+
+    Raises:
+        OSError: it cannot be reached, or says no more in time.
+    """
+    decoder: Decoder[m.FromDaemon] = Decoder(m.FromDaemon, DEFAULT.message_bytes, f"daemon at {path}")
+    deadline = time.monotonic() + patience
+    with connect_local(path, timeout) as connection:
+        connection.sendall(encode(question))
+        while True:
+            connection.settimeout(max(0.01, deadline - time.monotonic()))
+            data = connection.recv(65536)
+            if not data:
+                return
+            yield from decoder.feed(data)
+
+
+def check_request(command: str, names: Sequence[str], reason: str) -> None:
+    """Refuse names and a reason that no master takes.
+
+    Raises:
+        ConfigError: one is too long.
+    """
+    if max(map(len, names)) > DEFAULT.name_chars or len(reason) > 500:
+        raise ConfigError(
+            "cannot ask for this", who=command,
+            expected=f"names of at most {DEFAULT.name_chars} characters, a reason of at most 500",
+            got=f"{' and '.join(str(len(name)) for name in names)}, {len(reason)}",
+        )  # fmt: skip
+
+
+def ask_leader(question: m.Evict | m.AskToLeave, masters: list[str], asking: Asking) -> m.EvictAnswer:
     """Have the master that leads do something: try one after the other, and whom a standby names.
 
     Raises:
@@ -201,8 +249,8 @@ def ask_leader(question: m.Evict | m.AskToLeave, masters: list[str], timeout: fl
     while todo:
         address, named_by = todo.pop(0)
         try:
-            where, papers = split_address(address), asking.papers(address, timeout, named_by=named_by)
-            answer = ask(where, question, m.FromMaster, timeout=timeout, who=f"master {address}", papers=papers)
+            where, papers = split_address(address), asking.papers(address, named_by=named_by)
+            answer = ask(where, question, m.FromMaster, timeout=asking.timeout, who=f"master {address}", papers=papers)
         except (OSError, MasterUnreachable, WrongMaster) as error:
             if isinstance(error, WrongMaster) and masters == [address]:
                 raise
@@ -215,9 +263,7 @@ def ask_leader(question: m.Evict | m.AskToLeave, masters: list[str], timeout: fl
             if answer.leader and answer.leader not in (*failed, *dict(todo)):
                 todo.insert(0, (answer.leader, address))
             continue
-        reason = answer.reason if isinstance(answer, m.Bye) else ""
-        got = f"{type(answer).__name__} {reason}".strip()
-        raise ProtocolError("did not answer", who=f"master {address}", expected="EvictAnswer", got=got)
+        raise other_answer(answer, f"master {address}", "EvictAnswer")
     raise MasterUnreachable(
         "no master takes the request; nobody was put out or asked to leave, unless an answer was lost",
         who=",".join(masters),

@@ -7,10 +7,10 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from wancoll.cli.asking import Asking, OneMaster, Timeout
+from wancoll.cli.asking import Asking, OneMaster
 from wancoll.cli.looking.status import find
 from wancoll.errors import ConfigError, WancollError
-from wancoll.limits import DEFAULT, PROTOCOL_VERSION, counted
+from wancoll.limits import PROTOCOL_VERSION, counted
 from wancoll.local import MASTER_PORT
 from wancoll.options import Flat, SecondsOrNone, address
 from wancoll.wire import messages as m
@@ -31,11 +31,10 @@ ca = App(name="ca", help="Show and replace the certificate authority of a master
 
 @ca.command
 def show(
-    *, master: OneMaster = "", timeout: Timeout = DEFAULT.connect_timeout,
-    asking: Annotated[Asking, Flat] = Asking(),
+    *, master: OneMaster = "", asking: Annotated[Asking, Flat] = Asking(),
 ) -> int:  # fmt: skip
     """Show the phase of a rotation, and the authorities that are believed: SHA-256, from when and until when."""
-    _print(asking.ask_as_admin(m.AskRotation(PROTOCOL_VERSION), m.RotationIs, master, timeout))
+    _print(asking.ask_as_admin(m.AskRotation(PROTOCOL_VERSION), m.RotationIs, master))
     return 0
 
 
@@ -46,7 +45,6 @@ def rotate(
     now: Annotated[bool, Parameter(negative=(), show_env_var=False)] = False,
     yes: Annotated[bool, Parameter(negative=(), show_env_var=False, help=f"Do it with --now, though {_COST}.")] = False,
     master: OneMaster = "",
-    timeout: Timeout = DEFAULT.connect_timeout,
     asking: Annotated[Asking, Flat] = Asking(),
 ) -> int:
     """Replace the authority by a new one, without a stop.
@@ -62,24 +60,24 @@ def rotate(
     if now and not yes:
         raise ConfigError(
             "is not done without --yes", who="wancoll ca rotate --now", expected="--now --yes", got="--now alone",
-            hint=f"with it {_COST}. {_whom(master, timeout, asking)}Without --now nothing stops",
+            hint=f"with it {_COST}. {_whom(master, asking)}Without --now nothing stops",
         )  # fmt: skip
     if now and phase:
         raise ConfigError("exclude each other", who="--now and --phase", expected="one of them", got="both")
     if yes and not now:
         raise ConfigError("says nothing here", who="--yes", expected="--now --yes, or neither", got="--yes alone")
-    done = asking.ask_as_admin(m.Rotate(PROTOCOL_VERSION, phase, now), m.RotationIs, master, timeout)
+    done = asking.ask_as_admin(m.Rotate(PROTOCOL_VERSION, phase, now), m.RotationIs, master)
     _print(done)
     if done.made:
         print(f"wancoll peer --join {done.made}")
     return 0
 
 
-def _whom(master: str, timeout: float, asking: Asking) -> str:
+def _whom(master: str, asking: Asking) -> str:
     """How many it would send away now, as a sentence; "": the master does not say."""
     where = address(asking.where(master), what="--master", default_port=MASTER_PORT)
     try:
-        status, _ = find([where], timeout, asking)
+        status, _ = find([where], asking)
     except WancollError:
         return ""
     members = sum(len(group.members) for group in status.groups)

@@ -6,11 +6,11 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from wancoll.cli.asking import Asking, ask_leader, say_done
+from wancoll.cli.asking import Asking, ask_leader, check_request, say_done
 from wancoll.cli.looking.status import Master
 from wancoll.errors import ConfigError
-from wancoll.limits import DEFAULT, PROTOCOL_VERSION
-from wancoll.options import Flat, Seconds
+from wancoll.limits import PROTOCOL_VERSION
+from wancoll.options import Flat
 from wancoll.wire.messages import Evict
 
 
@@ -22,7 +22,6 @@ def evict(
     everyone: Annotated[bool, Parameter(name="--all", negative=())] = False,
     reason: str = "",
     master: Master = "",
-    timeout: Seconds = DEFAULT.connect_timeout,
     asking: Annotated[Asking, Flat] = Asking(),
 ) -> int:
     """Put a member out of its group: its calls end with Evicted, and the others go on without it.
@@ -35,7 +34,6 @@ def evict(
         group: Its group.
         everyone: All members, instead of one.
         reason: What the member is told, and the log.
-        timeout: Seconds for each master's answer.
     """
     if bool(member) == everyone:
         raise ConfigError(
@@ -43,12 +41,9 @@ def evict(
             got="both" if member else "neither",
             hint=f"`wancoll status --master {asking.where(master)}` shows the names",
         )  # fmt: skip
-    if len(member) > DEFAULT.name_chars or not 0 < len(group) <= DEFAULT.name_chars or len(reason) > 500:
-        raise ConfigError(
-            "cannot ask for this", who="wancoll evict",
-            expected=f"names of at most {DEFAULT.name_chars} characters, a reason of at most 500",
-            got=f"{len(member)} and {len(group)}, {len(reason)}",
-        )  # fmt: skip
+    if not group:
+        raise ConfigError("no group", who="wancoll evict", expected="its name after --group", got="nothing")
+    check_request("wancoll evict", (member, group), reason)
     question = Evict(PROTOCOL_VERSION, group, member, everyone, reason)
-    say_done(ask_leader(question, asking.masters(master), timeout, asking), shown="groups and members")
+    say_done(ask_leader(question, asking.masters(master), asking), shown="groups and members")
     return 0

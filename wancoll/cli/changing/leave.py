@@ -9,14 +9,13 @@ from typing import Annotated
 import msgspec
 from cyclopts import Parameter
 
-from wancoll.cli.asking import Asking, ask_leader, say_done
+from wancoll.cli.asking import Asking, ask_leader, check_request, daemon_says, say_done
 from wancoll.cli.looking.status import Master, find
 from wancoll.errors import ConfigError, Evicted, MasterUnreachable, PeerDaemonLost, ProtocolError, WancollError
 from wancoll.limits import DEFAULT, PROTOCOL_VERSION
-from wancoll.net.unix import connect_local, what_to_do
-from wancoll.options import Flat, Seconds, SecondsOrNone
+from wancoll.net.unix import what_to_do
+from wancoll.options import Flat, SecondsOrNone
 from wancoll.wire import messages as m
-from wancoll.wire.framing import Decoder, encode
 
 _LOOK_SECONDS = 0.2  # between looks at whether it has left
 
@@ -30,7 +29,6 @@ def leave(
     reason: str = "",
     socket: Annotated[str, Parameter(show_env_var=False)] = "",
     master: Master = "",
-    timeout: Seconds = DEFAULT.connect_timeout,
     asking: Annotated[Asking, Flat] = Asking(),
 ) -> int:
     """Have a daemon leave its groups in order and stop; or with --group one member leave, whose daemon goes on.
@@ -49,7 +47,6 @@ def leave(
         within: Seconds to wait for the next update_membership, before it leaves anyhow; 0: not at all.
         reason: What its training process is told, and the log.
         socket: Instead of NAME: the unix socket of a daemon on this machine.
-        timeout: Seconds for each answer.
     """
     if bool(name) == bool(socket) or (group and not name):
         given = filter(None, [name, group and f"--group {group}", socket and f"--socket {socket}"])
@@ -59,45 +56,30 @@ def leave(
             hint="`wancoll status` shows the names; with --socket alone that daemon leaves, with all its members; "
             "WANCOLL_SOCKET and other variables do not say who leaves",
         )  # fmt: skip
-    if max(len(name), len(group)) > DEFAULT.name_chars or len(reason) > 500:
-        raise ConfigError(
-            "cannot ask for this", who="wancoll leave",
-            expected=f"names of at most {DEFAULT.name_chars} characters, a reason of at most 500",
-            got=f"{len(name)} and {len(group)}, {len(reason)}",
-        )  # fmt: skip
+    check_request("wancoll leave", (name, group), reason)
     question = m.AskToLeave(PROTOCOL_VERSION, group, name, within, reason)
-    patience = within + DEFAULT.drain_timeout + timeout
+    patience = within + DEFAULT.drain_timeout + asking.timeout
     if not name:
         _here(socket, question, patience)
         print(f"the daemon at {socket} has left its groups and stopped")
         return 0
     known = asking.masters(master)
-    answer = ask_leader(question, known, timeout, asking)
+    answer = ask_leader(question, known, asking)
     say_done(answer, shown="daemons, groups and members")
     whom = f"{name} of group {group}" if group else f"daemon {name}"
-    _await_gone(known, question, answer.master, patience, asking, timeout, whom)
+    _await_gone(known, question, answer.master, patience, asking, whom)
     print(f"{whom} has left")
     return 0
 
 
 def _here(path: str, question: m.AskToLeave, patience: float) -> None:
     """Ask the daemon at *path*; it says Ok when its members have left, and ends the connection when it stops."""
-    deadline, left = time.monotonic() + patience, False
-    decoder: Decoder[m.FromDaemon] = Decoder(m.FromDaemon, DEFAULT.message_bytes, "daemon")
+    left = False
     try:
-        with connect_local(path, patience) as connection:
-            connection.sendall(encode(question))
-            while True:
-                connection.settimeout(max(0.01, deadline - time.monotonic()))
-                data = connection.recv(4096)
-                if not data:
-                    break
-                for message in decoder.feed(data):
-                    if isinstance(message, m.Failure):
-                        raise ProtocolError(
-                            message.what, who=f"daemon at {path}", expected=message.expected, got=message.got
-                        )
-                    left = left or isinstance(message, m.Ok)
+        for message in daemon_says(path, question, patience, patience):
+            if isinstance(message, m.Failure):
+                raise ProtocolError(message.what, who=f"daemon at {path}", expected=message.expected, got=message.got)
+            left = left or isinstance(message, m.Ok)
     except TimeoutError as late:
         raise PeerDaemonLost(
             "has not left yet", who=f"daemon at {path}", got=f"nothing in {patience:g} s",
@@ -110,7 +92,7 @@ def _here(path: str, question: m.AskToLeave, patience: float) -> None:
 
 
 def _await_gone(
-    known: list[str], question: m.AskToLeave, passed_by: int, patience: float, asking: Asking, timeout: float, whom: str
+    known: list[str], question: m.AskToLeave, passed_by: int, patience: float, asking: Asking, whom: str
 ) -> None:
     """Look until it has left in order, by the word of the master that passed the question on (*passed_by*).
 
@@ -119,7 +101,7 @@ def _await_gone(
     deadline = time.monotonic() + patience
     last = "no master gave a status"
     while (now := time.monotonic()) < deadline:
-        status = _newest(known, asking, timeout)
+        status = _newest(known, asking)
         if status is not None and status.master == passed_by:
             if (question.group, question.name) in status.left:
                 return
@@ -133,7 +115,7 @@ def _await_gone(
             last = "another master leads since, and has not heard of it: it may have left meanwhile, or be away"
             within = min(question.within, deadline - now)
             with contextlib.suppress(OSError, WancollError):
-                answer = ask_leader(msgspec.structs.replace(question, within=within), known, timeout, asking)
+                answer = ask_leader(msgspec.structs.replace(question, within=within), known, asking)
                 passed_by = answer.master if answer.done else passed_by
         time.sleep(_LOOK_SECONDS)
     raise MasterUnreachable(
@@ -142,10 +124,10 @@ def _await_gone(
     )  # fmt: skip
 
 
-def _newest(known: list[str], asking: Asking, timeout: float) -> m.Status | None:
+def _newest(known: list[str], asking: Asking) -> m.Status | None:
     """What the master says that leads; one that was replaced may still believe that it does."""
     with contextlib.suppress(WancollError):
-        return find(known, timeout, asking)[0]
+        return find(known, asking)[0]
     return None
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
 
-from wancoll.cli.asking import Asking, OneMaster, Timeout
+from wancoll.cli.asking import Asking, OneMaster
 from wancoll.errors import ConfigError
 from wancoll.limits import DEFAULT, PROTOCOL_VERSION
 from wancoll.options import Flat, SecondsOrNone
@@ -30,7 +30,6 @@ def create(
     uses: int = 0,
     expires: SecondsOrNone = DAY,
     master: OneMaster = "",
-    timeout: Timeout = DEFAULT.connect_timeout,
     asking: Annotated[Asking, Flat] = Asking(),
 ) -> int:
     """Make a token and print it. Its secret is shown this once; the master keeps a hash.
@@ -60,14 +59,13 @@ def create(
             got=f"{expires:g}",
         )  # fmt: skip
     made = m.MakeToken(PROTOCOL_VERSION, role, name, list(group), uses, expires)
-    print(asking.ask_as_admin(made, m.Tokens, master, timeout).made)
+    print(asking.ask_as_admin(made, m.Tokens, master).made)
     return 0
 
 
 @token.command(name="list")
 def show(
-    *, master: OneMaster = "", timeout: Timeout = DEFAULT.connect_timeout,
-    asking: Annotated[Asking, Flat] = Asking(),
+    *, master: OneMaster = "", asking: Annotated[Asking, Flat] = Asking(),
 ) -> int:  # fmt: skip
     """Show all tokens, one a line, without their secrets.
 
@@ -76,7 +74,7 @@ def show(
     """
     from wancoll.cli.looking.tables import columns, terminal
 
-    found = asking.ask_as_admin(m.ListTokens(PROTOCOL_VERSION), m.Tokens, master, timeout).tokens
+    found = asking.ask_as_admin(m.ListTokens(PROTOCOL_VERSION), m.Tokens, master).tokens
     rows = []
     for one in found:
         until = datetime.fromtimestamp(one.expires, UTC).strftime("%Y-%m-%dT%H:%MZ") if one.expires else "never"
@@ -93,7 +91,6 @@ def revoke(
     /,
     *,
     master: OneMaster = "",
-    timeout: Timeout = DEFAULT.connect_timeout,
     asking: Annotated[Asking, Flat] = Asking(),
 ) -> int:
     """Revoke a token: nobody joins with it any more, and the daemons that did are sent away.
@@ -103,6 +100,6 @@ def revoke(
     """
     if not id:
         raise ConfigError("is no token", who="wancoll token revoke", expected="an id", got="nothing")
-    asking.ask_as_admin(m.RevokeToken(PROTOCOL_VERSION, id), m.Tokens, master, timeout)
+    asking.ask_as_admin(m.RevokeToken(PROTOCOL_VERSION, id), m.Tokens, master)
     print(f"token {id} is revoked; who came in with it is sent away")
     return 0

@@ -30,10 +30,10 @@ from wancoll.cli.asking import Asking
 from wancoll.cli.looking import advice
 from wancoll.cli.looking.advice import Finding, Plans, Way
 from wancoll.errors import ConfigError, WancollError
-from wancoll.limits import DEFAULT, PROTOCOL_VERSION, counted
+from wancoll.limits import PROTOCOL_VERSION, counted
 from wancoll.local import split_address
 from wancoll.net.ask import ask
-from wancoll.options import Flat, Seconds, between
+from wancoll.options import Flat, between
 from wancoll.units import parse_duration, parse_rate
 from wancoll.wire import messages as m
 from wancoll.wire.framing import encode
@@ -55,7 +55,6 @@ def doctor(
     lanes: Annotated[int, Parameter(validator=between(1, 256), help="TCP connections to each member.")] = 8,
     rate: Annotated[str, Parameter(help="Of the slowest path, such as 500Mbit/s.")] = "1Gbit/s",
     rtt: Annotated[str, Parameter(help="Round trip of the longest path, such as 80ms.")] = "100ms",
-    timeout: Annotated[Seconds, Parameter(help="Seconds for each answer, and each dial.")] = DEFAULT.connect_timeout,
     as_json: Annotated[bool, Parameter(name="--json", negative=(), help="Print one JSON array instead.")] = False,
     asking: Annotated[Asking, Flat] = Asking(),
 ) -> int:
@@ -71,7 +70,7 @@ def doctor(
     masters = asking.masters(master) if master or asking.join else []
     found: list[Finding] = []
     met: list[tuple[str, str]] = []
-    of_masters = (_of_master(each, timeout, asking, met) for each in masters)
+    of_masters = (_of_master(each, asking, met) for each in masters)
     for one in chain(machine(plans), *of_masters, advice.masters(met)):
         found.append(one)
         if not as_json:
@@ -153,14 +152,14 @@ def _synchronised() -> bool | None:
 # ---- a master and its daemons --------------------------------------------------------------------------
 
 
-def _of_master(address: str, timeout: float, asking: Asking, met: list[tuple[str, str]]) -> Iterator[Finding]:
+def _of_master(address: str, asking: Asking, met: list[tuple[str, str]]) -> Iterator[Finding]:
     """What there is to say of it. Where it answers *met* gets its address, and what elects it."""
     try:
-        papers = asking.papers(address, timeout)
+        papers = asking.papers(address)
         before, began = time.time(), time.monotonic()
         question = m.StatusRequest(PROTOCOL_VERSION)
         who = f"master {address}"
-        answer = ask(split_address(address), question, m.FromMaster, timeout=timeout, who=who, papers=papers)
+        answer = ask(split_address(address), question, m.FromMaster, timeout=asking.timeout, who=who, papers=papers)
         took = time.monotonic() - began
     except OSError as bad:
         yield advice.master(address, str(bad) or type(bad).__name__, 0.0)
@@ -186,7 +185,7 @@ def _of_master(address: str, timeout: float, asking: Asking, met: list[tuple[str
         if host.version != answer.version:
             yield advice.version(host.name, host.version, answer.version)
     for host in answer.hosts[:_MOST_WAYS]:
-        yield from advice.ways([_dial(host.name, where, timeout) for where in host.addresses])
+        yield from advice.ways([_dial(host.name, where, asking.timeout) for where in host.addresses])
     if len(answer.hosts) > _MOST_WAYS:
         yield Finding(advice.OK, "lanes", f"not dialled: {counted(len(answer.hosts) - _MOST_WAYS, 'more daemon')}")
     for group in answer.groups:

@@ -14,8 +14,7 @@ from wancoll.cli.asking import Asking
 from wancoll.cli.looking.status import EXIT_NOT_WELL, MOST_EVENTS, MasterOrOwn, OfGroup, find
 from wancoll.errors import MasterUnreachable, ProtocolError
 from wancoll.health import no_group
-from wancoll.limits import DEFAULT
-from wancoll.options import Flat, Seconds
+from wancoll.options import Flat
 from wancoll.wire.messages import EventRecord
 
 LOOK = 1.0  # seconds between questions
@@ -27,7 +26,6 @@ def events(
     master: MasterOrOwn = "",
     group: OfGroup = "",
     follow: Annotated[bool, Parameter(negative=())] = False,
-    timeout: Seconds = DEFAULT.connect_timeout,
     asking: Annotated[Asking, Flat] = Asking(),
 ) -> int:
     """Show the last 50 events that a master has recorded, oldest first: time (UTC), group, epoch, and what happened.
@@ -36,10 +34,9 @@ def events(
 
     Args:
         follow: Go on until Ctrl-C, also after a master's restart.
-        timeout: Seconds for each answer.
     """
-    masters, asking = asking.found(master, timeout)
-    answer, _ = find(masters, timeout, asking)
+    masters, asking = asking.found(master)
+    answer, _ = find(masters, asking)
     told = answer.events
     _print(told, group)
     others = sorted(each.name for each in answer.groups)
@@ -50,7 +47,7 @@ def events(
     while follow:
         time.sleep(LOOK)
         try:
-            told = find(masters, timeout, asking)[0].events
+            told = find(masters, asking)[0].events
         except (MasterUnreachable, ProtocolError) as failed:
             if there:
                 _note(f"no master answers, asking again: {failed}")

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import msgspec
 from cyclopts import Parameter
 
-from wancoll.cli.asking import Asking
+from wancoll.cli.asking import Asking, no_answer, other_answer
 from wancoll.errors import ConfigError, MasterUnreachable, ProtocolError, WancollError
 from wancoll.health import Health, health, of_group
-from wancoll.limits import DEFAULT, PROTOCOL_VERSION
+from wancoll.limits import PROTOCOL_VERSION
 from wancoll.local import split_address
 from wancoll.net.ask import ask
 from wancoll.options import DEFAULT_MASTER, NO_MASTER, AsJson, Flat, Seconds, SecondsOrNone, between
@@ -48,7 +48,6 @@ def status(
     watch: Annotated[
         SecondsOrNone, Parameter(help="Seconds between answers; shows the newest until Ctrl-C. 0: one.")
     ] = 0.0,
-    timeout: Annotated[Seconds, Parameter(help="Seconds for each answer.")] = DEFAULT.connect_timeout,
     as_json: AsJson = False,
     asking: Annotated[Asking, Flat] = Asking(),
 ) -> int:
@@ -56,11 +55,11 @@ def status(
 
     Exit code 0 if all is well, 3 if the master says that it is not, 1 if it cannot be reached.
     """
-    masters, asking = asking.found(master, timeout)
+    masters, asking = asking.found(master)
     shown = Shown(group, events, as_json)
     if watch:
-        _watch(masters, watch, timeout, asking, shown)
-    answer, roles = find(masters, timeout, asking)
+        _watch(masters, watch, asking, shown)
+    answer, roles = find(masters, asking)
     found = print_json(answer, roles, shown) if as_json else print_tables(answer, roles, shown)
     return 0 if found.well else EXIT_NOT_WELL
 
@@ -71,15 +70,14 @@ def top(
     group: OfGroup = "",
     events: LastEvents = EVENTS,
     watch: Annotated[Seconds, Parameter(help="Seconds between answers.")] = 1.0,
-    timeout: Annotated[Seconds, Parameter(help="Seconds for each answer.")] = DEFAULT.connect_timeout,
     asking: Annotated[Asking, Flat] = Asking(),
 ) -> NoReturn:
     """Watch groups until Ctrl-C: whether all is well, the members, for whom operations wait, the last events.
 
     It is `wancoll status --watch` without plans and paths. A master that goes away is waited for.
     """
-    masters, asking = asking.found(master, timeout)
-    _watch(masters, watch, timeout, asking, Shown(group, events, brief=True))
+    masters, asking = asking.found(master)
+    _watch(masters, watch, asking, Shown(group, events, brief=True))
 
 
 @dataclass(frozen=True)
@@ -118,20 +116,17 @@ class Role:
         return self.state.startswith(("leads", "stands by"))
 
 
-def find(
-    masters: list[str], timeout: float, asking: Asking = Asking(), *, named: Mapping[str, str] = {}
-) -> tuple[Status, list[Role]]:
+def find(masters: list[str], asking: Asking = Asking(), *, named: Mapping[str, str] = {}) -> tuple[Status, list[Role]]:
     """Ask all masters at once; the leader's answer, and what each one is.
 
     Args:
         masters: "host:port" of each.
-        timeout: seconds for the whole answer.
-        asking: who asks.
+        asking: who asks, and how many seconds the whole answer may take.
         named: leaders beside *masters*, by whom of these each was named; none: they are asked, too, where only
             standbys answer.
 
     Raises:
-        MasterUnreachable: none says within *timeout* seconds that it leads.
+        MasterUnreachable: none says in time that it leads.
         ProtocolError: the only one gives no status.
     """
     masters = [*masters, *named]
@@ -140,7 +135,7 @@ def find(
 
     def ask(address: str) -> None:
         try:
-            answer: Status | StandsBy | WancollError = fetch(address, timeout, asking, named_by=named.get(address, ""))
+            answer: Status | StandsBy | WancollError = fetch(address, asking, named_by=named.get(address, ""))
         except WancollError as failed:
             answer = failed
         with news:
@@ -150,14 +145,14 @@ def find(
     for address in masters:
         threading.Thread(target=ask, args=(address,), daemon=True).start()
     with news:
-        news.wait_for(lambda: len(answers) == len(masters) or _leader(answers) != "", timeout)
-        news.wait_for(lambda: len(answers) == len(masters), min(timeout, OTHERS_TIMEOUT))
+        news.wait_for(lambda: len(answers) == len(masters) or _leader(answers) != "", asking.timeout)
+        news.wait_for(lambda: len(answers) == len(masters), min(asking.timeout, OTHERS_TIMEOUT))
         known = dict(answers)
     hints = {answer.leader: address for address, answer in known.items() if isinstance(answer, StandsBy)}
     others = {leader: hints[leader] for leader in sorted(hints.keys() - {"", *masters})}
     found = known.get(_leader(known))
     if found is None and others and not named:
-        return find(masters, timeout, asking, named=others)
+        return find(masters, asking, named=others)
     if isinstance(found, Status):
         each = ((address, known.get(address)) for address in masters)
         return found, [Role(address, _role(said), getattr(said, "elected_by", "")) for address, said in each]
@@ -191,8 +186,8 @@ def _role(answer: Status | StandsBy | WancollError | None) -> str:
             return f"gives no status: {answer.got}"
 
 
-def fetch(master: str, timeout: float, asking: Asking = Asking(), *, named_by: str = "") -> Status | StandsBy:
-    """Ask the master at "host:port"; the whole exchange takes at most *timeout* seconds. For *named_by* see Asking.
+def fetch(master: str, asking: Asking = Asking(), *, named_by: str = "") -> Status | StandsBy:
+    """Ask the master at "host:port"; the whole exchange takes at most its timeout. For *named_by* see Asking.
 
     Raises:
         MasterUnreachable: no connection, or no answer in time.
@@ -201,23 +196,16 @@ def fetch(master: str, timeout: float, asking: Asking = Asking(), *, named_by: s
     """
     who = f"master {master}{asking.way}"
     try:
-        where, papers = split_address(master), asking.papers(master, timeout, named_by=named_by)
+        where, papers = split_address(master), asking.papers(master, named_by=named_by)
         question = StatusRequest(PROTOCOL_VERSION)
-        answer = ask(where, question, FromMaster, timeout=timeout, who=who, papers=papers)
+        answer = ask(where, question, FromMaster, timeout=asking.timeout, who=who, papers=papers)
     except OSError as error:
-        raise MasterUnreachable(
-            "the master gives no status",
-            who=f"{master}{asking.way}",
-            got=str(error) or type(error).__name__,
-            hint="is `wancoll master` running there, and is --master right?",
-        ) from error
+        raise no_answer("the master gives no status", f"{master}{asking.way}", error) from error
     if isinstance(answer, Status | StandsBy):
         return answer
     if isinstance(answer, Bye) and answer.final:
         raise ConfigError("does not answer who asks", who=who, expected="Status", got=f"Bye {answer.reason}")
-    reason = answer.reason if isinstance(answer, Bye) else ""
-    got = f"{type(answer).__name__} {reason}".strip()
-    raise ProtocolError("did not answer a status request", who=who, expected="Status", got=got)
+    raise other_answer(answer, who, "Status", "did not answer a status request")
 
 
 def plain(value: Any) -> Any:
@@ -271,7 +259,7 @@ def _several(roles: Sequence[Role]) -> list[str]:
 # ---- again and again ---------------------------------------------------------------------------------
 
 
-def _watch(masters: list[str], seconds: float, timeout: float, asking: Asking, shown: Shown) -> NoReturn:
+def _watch(masters: list[str], seconds: float, asking: Asking, shown: Shown) -> NoReturn:
     """Show the newest until Ctrl-C: in place on a terminal, else one after the other.
 
     The first answer has to come; a master that goes away later is waited for.
@@ -282,7 +270,7 @@ def _watch(masters: list[str], seconds: float, timeout: float, asking: Asking, s
     from wancoll.cli.looking.tables import render, screen, terminal
 
     console = terminal()
-    answer, roles = find(masters, timeout, asking)
+    answer, roles = find(masters, asking)
     missing = ""
     in_place = console.is_terminal and not shown.as_json
     with Live(console=console, screen=True, auto_refresh=False) if in_place else contextlib.nullcontext() as live:
@@ -303,6 +291,6 @@ def _watch(masters: list[str], seconds: float, timeout: float, asking: Asking, s
                 print(flush=True)
             time.sleep(seconds)
             try:
-                (answer, roles), missing = find(masters, timeout, asking), ""
+                (answer, roles), missing = find(masters, asking), ""
             except (MasterUnreachable, ProtocolError) as failed:
                 missing = " ".join(f"no master answers, asking again: {failed}".split())

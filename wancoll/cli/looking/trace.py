@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,14 +10,14 @@ from typing import Annotated, Any
 import msgspec
 from cyclopts import App, Parameter
 
+from wancoll.cli.asking import daemon_says
 from wancoll.cli.looking.timeline import TraceFile, merged, timeline
 from wancoll.errors import ConfigError, PeerDaemonLost, ProtocolError
 from wancoll.limits import DEFAULT, counted
 from wancoll.local import default_socket
-from wancoll.net.unix import connect_local, what_to_do
+from wancoll.net.unix import what_to_do
 from wancoll.options import Seconds
 from wancoll.wire import messages as m
-from wancoll.wire.framing import Decoder, encode
 
 Out = Annotated[str, Parameter(name=["--out", "-o"], help="File to write.")]
 
@@ -104,25 +103,18 @@ def _write(file: TraceFile, out: str) -> None:
 
 
 def _ask(path: str, seconds: float, timeout: float) -> tuple[str, list[dict[str, Any]], m.Clock | None]:
-    decoder: Decoder[m.FromDaemon] = Decoder(m.FromDaemon, DEFAULT.message_bytes, f"daemon at {path}")
-    deadline, rows = time.monotonic() + seconds + timeout, list[dict[str, Any]]()
+    rows: list[dict[str, Any]] = []
     try:
-        with connect_local(path, timeout) as connection:
-            connection.sendall(encode(m.TraceRequest(seconds)))
-            while True:
-                connection.settimeout(max(0.01, deadline - time.monotonic()))
-                data = connection.recv(65536)
-                if not data:
-                    raise ConnectionError("it closed the connection without an answer")
-                for answer in decoder.feed(data):
-                    if isinstance(answer, m.Failure):
-                        who, hint = f"{answer.who} at {path}", answer.hint
-                        raise ConfigError(answer.what, who=who, expected=answer.expected, got=answer.got, hint=hint)
-                    if not isinstance(answer, m.Traced):
-                        raise ProtocolError("did not answer", who=path, expected="Traced", got=type(answer).__name__)
-                    rows += json.loads(answer.rows)
-                    if answer.last:
-                        return answer.daemon, rows, answer.clock
+        for answer in daemon_says(path, m.TraceRequest(seconds), timeout, seconds + timeout):
+            if isinstance(answer, m.Failure):
+                who, hint = f"{answer.who} at {path}", answer.hint
+                raise ConfigError(answer.what, who=who, expected=answer.expected, got=answer.got, hint=hint)
+            if not isinstance(answer, m.Traced):
+                raise ProtocolError("did not answer", who=path, expected="Traced", got=type(answer).__name__)
+            rows += json.loads(answer.rows)
+            if answer.last:
+                return answer.daemon, rows, answer.clock
+        raise ConnectionError("it closed the connection without an answer")
     except OSError as bad:
         raise PeerDaemonLost(
             "cannot be traced", who=f"daemon at {path}", got=str(bad) or type(bad).__name__,
