@@ -1,4 +1,17 @@
-"""What the master does about links that are down while both ends live: dial again, route around, evict last. Pure."""
+"""Link faults: links that are down while both ends live. Dial again, route around, evict last (R17). Pure.
+
+Each complaint (LinkDown) waits link_settle for an end to turn out dead, or 2 doubt_grace while witnesses are asked
+whether one is. Then:
+
+    complaint     link for          what the master does
+    lost          collectives       the other end dials anew, and a new epoch of the same members begins. Lost more than
+                                    LOSSES times while an operation ran on it that all had called: unreachable
+    lost          sends and recvs   the same if a pair runs on it; else no new epoch is needed
+    unreachable   sends and recvs   what runs on it ends on both sides; nobody else is concerned
+    unreachable   collectives       a new epoch whose ring avoids the pair. Where none does: nothing, if operations were
+                                    committed meanwhile; else, half a link_timeout later, the end that cannot reach the
+                                    most others is evicted
+"""
 
 from __future__ import annotations
 
@@ -41,8 +54,7 @@ def link_down(step: Step, member: Member, message: m.LinkDown) -> None:
     confirming.link_lost(step, other.daemon)
     if message.kind == "unreachable" and not message.sends:
         _avoid(step, group, pair(member.mid, other.mid))
-    group.current.settle_at = min(group.current.settle_at, step.now + step.limits.link_settle)
-    step.alarm(group.current.settle_at)
+    _settle_at(step, group, min(group.current.settle_at, step.now + step.limits.link_settle))
 
 
 def _avoid(step: Step, group: Group, ends: tuple[int, int]) -> None:
@@ -53,7 +65,7 @@ def _avoid(step: Step, group: Group, ends: tuple[int, int]) -> None:
 
 
 def told_late(step: Step, member: Member, message: m.LinkDown) -> None:
-    """The complaint is of an earlier epoch, which has ended, perhaps for the other end's: people want to know."""
+    """Note a complaint of an earlier epoch, which has ended, perhaps for the other end's: people want to know."""
     other = step.state.members.get(message.other)
     if other is not None and other.group is member.group and other is not member:
         _note(step, member.group, member, other, message)
@@ -62,62 +74,71 @@ def told_late(step: Step, member: Member, message: m.LinkDown) -> None:
 
 
 def settle(step: Step, group: Group) -> None:
-    """Both ends of the links complained of are alive: end the epoch, at most once per link_settle."""
+    """Act on the complaints: both ends of these links live."""
     group.current.settle_at = inf
     if group.stopped:
         return  # a new epoch follows anyway
     until = group.current.complained_at + 2 * step.limits.doubt_grace
     if until > step.now and confirming.open_in(step, group):  # an end may turn out dead
-        group.current.settle_at = min(until, step.now + step.limits.doubt_grace)
-        step.alarm(group.current.settle_at)
+        _settle_at(step, group, min(until, step.now + step.limits.doubt_grace))
         return
     complaints = group.current.complaints
-    for told in [told for told in complaints.values() if told.kind == "lost"]:
+    for told in _lost(group):
         _acted(group, {(told.who.name, told.whom.name)}, "dialled again")
         if (told.whom.mid, told.who.mid, told.sends) not in complaints:
             _tell_other_end(step, group, told)
     _count_losses(step, group)
     for told in complaints.values():
         if told.kind == "unreachable" and told.sends:
-            _part(step, group, told)
+            _end_pairs(step, group, told)
     for key, told in list(complaints.items()):
         if told.sends and not p2p.concerned(group, told):
             del complaints[key]  # nothing runs on the link any more: no epoch has to end for it
-    lost = [told for told in complaints.values() if told.kind == "lost"]
-    unreachable = {key: told for key, told in complaints.items() if told.kind == "unreachable"}
-    if unreachable:
-        first = next(iter(unreachable.values()))
-        ends = {(told.who.name, told.whom.name) for told in unreachable.values()}
-        text = f"{first.who.name} and {first.whom.name} cannot reach each other ({first.reason})"
-        if ring_order([member.mid for member in group.members], group.bad_pairs) is not None:
-            step.record(group, "link", f"{text}: {_words(step, group, ends)}")
-            _acted(group, ends, "routed around")
-            end_epoch(step, group, f"{text}: other ways around")
+    unreachable = [told for told in complaints.values() if told.kind == "unreachable"]
+    if unreachable and _avoided(step, group, unreachable):
+        return
+    waits = {told.pair for told in complaints.values() if told.kind == "unreachable"}
+    for told in _lost(group):
+        if told.sends or told.pair not in waits:  # else it is the other end's word for a link that is not judged yet
+            end_epoch(step, group, f"the link of {told.who.name} to {told.whom.name} broke: {told.reason}")
             return
-        if all(told.committed < group.committed for told in unreachable.values()):
-            for key, told in unreachable.items():  # operations went through since: the links came up after all
-                del complaints[key]
-                group.bad_pairs.pop(told.pair, None)
-            _acted(group, ends, "nothing: it came up")
-        elif (until := _blame_at(step, first)) > step.now:
-            group.current.settle_at = until  # whose fault it is shows when others have complained, too
-            step.alarm(until)
-            same = {told.pair for told in unreachable.values()}
-            lost = [told for told in lost if told.pair not in same or told.sends]  # the other end's word for it
-        else:
-            text = f"{text}; {_words(step, group, ends)}"
-            _evict(step, group, [told.pair for told in unreachable.values()], ends, text)
-            return
-    if lost:
-        told = lost[0]
-        end_epoch(step, group, f"the link of {told.who.name} to {told.whom.name} broke: {told.reason}")
+
+
+def _avoided(step: Step, group: Group, unreachable: list[Complaint]) -> bool:
+    """Whether the epoch ends since these links for collectives cannot be made: with another ring, or without an end."""
+    first, ends = unreachable[0], {(told.who.name, told.whom.name) for told in unreachable}
+    text = f"{first.who.name} and {first.whom.name} cannot reach each other ({first.reason})"
+    if ring_order([member.mid for member in group.members], group.bad_pairs) is not None:
+        step.record(group, "link", f"{text}: {_words(step, group, ends)}")
+        _acted(group, ends, "routed around")
+        end_epoch(step, group, f"{text}: other ways around")
+        return True
+    if all(told.committed < group.committed for told in unreachable):
+        for told in unreachable:  # operations went through since: the links came up after all
+            del group.current.complaints[told.who.mid, told.whom.mid, told.sends]
+            group.bad_pairs.pop(told.pair, None)
+        _acted(group, ends, "nothing: it came up")
+        return False
+    if (until := _blame_at(step, first)) > step.now:
+        _settle_at(step, group, until)  # whose fault it is shows when others have complained, too
+        return False
+    _evict(step, group, [told.pair for told in unreachable], ends, f"{text}; {_words(step, group, ends)}")
+    return True
+
+
+def _lost(group: Group) -> list[Complaint]:
+    return [told for told in group.current.complaints.values() if told.kind == "lost"]
+
+
+def _settle_at(step: Step, group: Group, at: float) -> None:
+    group.current.settle_at = at
+    step.alarm(at)
 
 
 def _count_losses(step: Step, group: Group) -> None:
-    """A link that is lost each time something runs on it, though it comes up each time, is as good as unreachable."""
+    """Take a link that comes up each time, and is lost each time something runs on it, for unreachable."""
     runs = _runs_one(group)
-    lost = [told for told in group.current.complaints.values() if told.kind == "lost"]
-    lost = [told for told in lost if (p2p.concerned(group, told) if told.sends else runs)]
+    lost = [told for told in _lost(group) if (p2p.concerned(group, told) if told.sends else runs)]
     for key in dict.fromkeys((*told.pair, told.sends) for told in lost):
         if key in group.losses or len(group.losses) < step.limits.bad_pairs:
             group.losses[key] = group.losses.get(key, 0) + 1
@@ -127,7 +148,7 @@ def _count_losses(step: Step, group: Group) -> None:
             continue
         told.reason = clip(f"lost {times} times, and nothing that ran on it has ended: {told.reason}", 300)
         if told.sends:
-            _part(step, group, told)
+            _end_pairs(step, group, told)
         else:
             told.kind = "unreachable"
             told.at -= step.limits.link_timeout / 2  # others had the time to complain
@@ -135,21 +156,21 @@ def _count_losses(step: Step, group: Group) -> None:
 
 
 def _runs_one(group: Group) -> bool:
-    """Whether all have called an operation that is open: it could have ended."""
+    """Whether all members have called an operation that is open: it could have ended."""
     seq = group.first_open
     return not group.small and all(max(one.called[1], one.done_upto) >= seq for one in group.members)
 
 
 def _blame_at(step: Step, first: Complaint) -> float:
-    """When somebody is put out for links that cannot be made; not while the master hears nobody (R11)."""
+    """When an end is evicted for links that cannot be made; not while the master hears nobody (R11)."""
     until = first.at + step.limits.link_timeout / 2
     if step.state.deaf_until > step.now:
         return max(until, min(step.state.deaf_until, step.now + step.limits.rejoin_grace))
     return until
 
 
-def _part(step: Step, group: Group, told: Complaint) -> None:
-    """The pair's link for sends and recvs cannot be made, whatever the one for collectives can: end what waits."""
+def _end_pairs(step: Step, group: Group, told: Complaint) -> None:
+    """End what runs on a link for sends and recvs that cannot be made; the one for collectives has its own word."""
     why = f"{told.who.name} cannot reach {told.whom.name} ({told.reason})"
     count = p2p.part(step, group, told, why)
     if count:
@@ -158,14 +179,14 @@ def _part(step: Step, group: Group, told: Complaint) -> None:
 
 
 def _tell_other_end(step: Step, group: Group, told: Complaint) -> None:
-    """The other end may not notice for long, and would refuse new connections, or not make any."""
+    """Let the other end drop the link: it may not notice for long, and would refuse new connections, or make none."""
     age = step.now - told.at + _OLDER
     head = group.name, told.whom.mid, group.epoch
     step.send(told.whom.daemon.conn, m.Redial(*head, [told.who.mid], age, told.reason, told.sends))
 
 
 def _evict(step: Step, group: Group, complained: list[tuple[int, int]], ends: set[tuple[str, str]], text: str) -> None:
-    """Take out whoever cannot reach the most others, the newer of two equals, until a ring is possible."""
+    """Evict the end that cannot reach the most others, the newer of two equals, until a ring is possible."""
     left = [member.mid for member in group.members]
     victims: list[int] = []
     while ring_order(left, group.bad_pairs) is None:

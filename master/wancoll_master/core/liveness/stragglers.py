@@ -1,8 +1,9 @@
-"""Calls that do not wait for ever for who is late with them: after the grace time its daemon takes part (R20). Pure.
+"""Straggler deadlines: a call with a grace time goes on with zeros for the members that are late with it (R20). Pure.
 
-The master only says when. A daemon whose client has made the call meanwhile does nothing; one that takes part does so
-with zeros, and is done with the operation like any other: what commits it is unchanged (R1). All of it belongs to the
-epoch (R12): in the next one members say again what they have called, and the time begins anew.
+The master only says when: after the grace time it tells the daemons of late members to take part (Cover). A daemon
+whose client has made the call meanwhile does nothing. One that takes part contributes zeros, and is done with the
+operation like any other: what commits it is unchanged (R1). All of this belongs to the epoch (R12): in the next one
+members say again what they have called, and the time begins anew.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from wancoll_master.core.state import Grace, Group, Member, Step, names
 
 
 def called(step: Step, member: Member, message: m.Grace) -> None:
-    """A member has called an operation with a grace time, which begins with the first who says so."""
+    """A member has called an operation with a grace time, which begins with the first member that says so."""
     group, seq, call = member.group, message.seq, message.call
     if group.stopped or seq <= group.heard or seq in group.voids or group.small:
         return
@@ -32,10 +33,10 @@ def covers(call: Descriptor) -> bool:
 
 
 def look(step: Step, group: Group) -> None:
-    """If the grace time of the first open operation is over, the daemons of the late take part. Else a tick follows.
+    """Tell the daemons of late members to take part, if the grace time of the first open operation is over.
 
-    Only of the first open one: whoever is late with it has called, or has been covered for, all below it. Where members
-    commit, one of them says that all below is committed: that is enough to ask daemons, which know it, too.
+    Only the first open operation counts: a member that is late with it has called, or has been covered for, all below.
+    Where members commit, one member's word that all below is committed is enough: the daemons that are told know it.
     """
     current, first = group.current, group.first_unheard
     current.grace_until = inf
@@ -57,6 +58,6 @@ def look(step: Step, group: Group) -> None:
 
 
 def forget(group: Group, upto: int) -> None:
-    """What is committed waits for nobody."""
+    """Drop the deadlines of operations that are committed."""
     for seq in [seq for seq in group.current.graces if seq <= upto]:
         del group.current.graces[seq]

@@ -1,12 +1,15 @@
-"""Training processes that stand still, or do not call what others have called: put out, so that nobody waits. Pure.
+"""Training processes: evict one that stands still, or does not call what others have called. Pure.
 
-A process that is stopped, or dead while something holds its socket open, counts like a stopped daemon, after
-heartbeat_timeout: its daemon can see it. One that computes may do so for an hour, and only the group can say how long
-is too long: call_timeout, counted from when the master hears that another member has called more, and only while no
-operation that this one has called is open, which would wait for its peers or for a link. A send or recv that is open
-excuses it only as long as somebody can end it: its bytes move, or its other half is still to be called by a member that
-is late, too (or waits so itself): the last one in this chain is put out. Where the chain ends with members who have
-called what this one has not, or leads back, all that it waits for waits for it.
+    suspected because                            evicted after
+    its daemon sees it stopped, or dead with     heartbeat_timeout of that, as for a stopped daemon
+    its socket held open
+    another member has called more               call_timeout since the master heard so, in which no operation that
+                                                 this member has called is open (the group says how long it may compute)
+
+An open collective excuses the member: it waits for its peers, or for a link. An open send or recv excuses it only while
+another member can end it: its bytes move, or its other half is still to be called by a member that is late, too, or
+waits so itself. The last member of such a chain is evicted. Where the chain leads back, or ends with members who have
+called what this one has not, all of it waits for this one.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ _STATES = {"stopped": "is stopped (SIGSTOP, or a debugger)", "dead": "has ended,
 
 
 def heard(step: Step, daemon: Daemon, beat: m.Heartbeat) -> None:
-    """How far the daemon's members are in their programs, and how their processes are."""
+    """A daemon tells how far its members are in their programs, and which processes stand still."""
     for mid, epoch, seq, committed in beat.called:
         member = daemon.members.get(mid)
         if member is not None and member.in_epoch:
@@ -33,7 +36,7 @@ def heard(step: Step, daemon: Daemon, beat: m.Heartbeat) -> None:
     for mid, seconds, state in beat.still:
         member = daemon.members.get(mid)
         if member is not None and seconds >= step.limits.heartbeat_timeout:
-            _put_out(step, member, f"its training process {_STATES.get(state, state)}, for {seconds:.1f} s")
+            _evict(step, member, f"its training process {_STATES.get(state, state)}, for {seconds:.1f} s")
     for member in list(daemon.members.values()):
         bound = member.group.call_timeout or step.limits.call_timeout
         if bound and (late := _late(step, member)) >= bound:
@@ -41,11 +44,11 @@ def heard(step: Step, daemon: Daemon, beat: m.Heartbeat) -> None:
             what = f"others called operation {seq} {late:.1f} s ago, and it has not"
             what += " filled its input (call_timeout)" if blame.lacks_input(member, seq) else " (call_timeout)"
             alone = member.group.current.p2p.alone.get(member.mid)
-            _put_out(step, member, f"{what}; what it sends or receives waits for them" if alone else what)
+            _evict(step, member, f"{what}; what it sends or receives waits for them" if alone else what)
 
 
 def _late(step: Step, member: Member) -> float:
-    """Seconds since it is this one that others wait for."""
+    """Seconds for which others have waited for this member."""
     epoch, seq, _ = member.called
     here = member.in_epoch and epoch == member.group.epoch
     if not here or not _keeps_others(member) or _is_excused(step, member):
@@ -67,7 +70,7 @@ def _keeps_others(member: Member) -> bool:
 
 
 def _is_excused(step: Step, member: Member) -> bool:
-    """Whether a send or recv of it is open that can end without it: see above."""
+    """Whether a send or recv of the member is open that can end without it: see above."""
     book = member.group.current.p2p
     todo, seen = [member], {member}
     for one in todo:
@@ -83,7 +86,7 @@ def _is_excused(step: Step, member: Member) -> bool:
     return False
 
 
-def _put_out(step: Step, member: Member, why: str) -> None:
+def _evict(step: Step, member: Member, why: str) -> None:
     if member.in_epoch:
         losses.lose(step, {member: why}, "evicted", tell=True, cause="trainer")
     else:
