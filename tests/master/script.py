@@ -11,8 +11,10 @@
 Messages are written without their group (if it is g), without the term (if it is the master's), and without what has
 its default. `+0.1 d0 < ...` came a tenth of a second after the line began; in the event log ... stands for the reason
 that a message has just told. `d0 d1 <` is one broadcast, `d0, d1 <` are two equal messages; `Probe: d0 -> d9` is a
-probe that d0 is to make of d9. Pongs are left out, and so are lines of the event log that follow from a message of the
-same step (epoch, joined, refused, daemon): where one of those is missing, `no log ...` stands for it.
+probe that d0 is to make of d9. Pongs of the time that passes are left out. So is what nearly always
+comes, and where it does not come `no ...` stands for it: the Welcome that answers a hello, what the event log says of
+a broken connection and of one that is back, and its lines that follow from a message of the same step (epoch, joined,
+refused, daemon).
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from wancoll.cli.looking.tables import wait_lines
 from wancoll.collective import Descriptor, Kind, ReduceOp
 from wancoll.limits import PROTOCOL_VERSION, Limits, counted
 from wancoll.wire import messages as m
-from wancoll_master.core.ready import Announce, Broadcast, Event, Message, Received, Send, Tick
+from wancoll_master.core.ready import Announce, Broadcast, Disconnected, Event, Message, Received, Send, Tick
 from wancoll_master.core.state import Daemon, names
 from wancoll_master.core.views import report
 
@@ -137,6 +139,7 @@ class Script(Room):
     def __init__(self, limits: Limits | None = None, **state: Any) -> None:
         self._labels: dict[int, str] = {}  # of connections: d1, then d1' and d1'' when the daemon comes again
         self._keys: list[bytes] = []
+        self._broke: dict[str, float] = {}  # since when daemons' connections are broken
         self._told: list[str] = []
         self._began = 0.0
         self._verb = ""
@@ -327,9 +330,9 @@ class Script(Room):
                 self._labels[conn] = daemon + "'" * same
         super().step(event)
         told = [f"{self._label(one.conn)} < its status" for one in self.ready.answers if not isinstance(one, Send)]
-        answers = [one for one in self.ready.answers if isinstance(one, Send) and not self._of_a_beat(one)]
-        told += self._lines([*answers, *self.ready.messages])
-        sends = [one for one in [*answers, *self.ready.messages] if isinstance(one, Send)]
+        sends = [one for one in [*self.ready.answers, *self.ready.messages] if isinstance(one, Send)]
+        said = [*(one for one in self.ready.answers if isinstance(one, Send)), *self.ready.messages]
+        told += self._lines([one for one in said if not self._is_usual(one)])
         answered = {one.conn for one in sends if isinstance(one.message, m.EvictAnswer)}
         told += [f"connection {conn} stays open" for conn in answered - {one.conn for one in self.ready.closes}]
         for one in self.ready.closes:
@@ -337,18 +340,26 @@ class Script(Room):
                 continue  # as it should be
             how = " for good" if one.final else ""
             told.append(f"{self._label(one.conn)} closed{how}: {one.reason}".rstrip())
-        usual = [found for found in map(self._usual_log, self._told_now()) if found]
+        usual = [found for found in map(self._usual_log, self._told_now()) if found] + self._usual_of(event)
         for one in self.ready.log:
             if (one.kind, one.text) in usual:
                 usual.remove((one.kind, one.text))
                 continue
             told.append(f"{'log' if one.kept else 'note'}{_group(one.group)} {one.kind}: {self._short(one.text)}")
-        told += [f"no log {kind}" for kind, _ in usual]
+        if self._verb == "hello" and not any(isinstance(one.message, m.Welcome) for one in sends):
+            told.append("no Welcome")
+        told += [f"no log {kind}" for kind, _ in usual if kind not in {one.kind for one in self.ready.log}]
         at = f"+{self.now - self._began:.4g} " if self.now > self._began + 1e-9 else ""
         self._told += [at + line for line in told]
 
-    def _of_a_beat(self, answer: Send) -> bool:
-        return isinstance(answer.message, m.Pong) and self._verb in ("sleep", "lose", "beat", "beats")
+    def _is_usual(self, message: Message) -> bool:
+        """Whether it is an answer that always comes."""
+        match message:
+            case Send(_, m.Pong()):
+                return self._verb in ("sleep", "lose", "beat", "beats")
+            case Send(_, m.Welcome() as welcome):
+                return self._verb == "hello" and self._text(welcome) == f"Welcome(term={self.state.term})"
+        return False
 
     def _lines(self, messages: list[Message]) -> list[str]:
         """One line for each message; equal ones in a row share it, and so do probes."""
@@ -396,9 +407,21 @@ class Script(Room):
                 return "joined", f"{member} of daemon {name} as {mid}; {reason}"
             case Daemon(name=name), m.Refused(member=member, reason=reason):
                 return "refused", f"{member} of daemon {name}: {reason}"
+            case Daemon(name=name), m.Welcome(resumed=True) if name in self._broke:
+                return "back", f"daemon {name} is back after {self.now - self._broke[name]:.1f} s, and goes on"
             case Daemon(name=name, addresses=addresses), m.Welcome(resumed=False):
                 return "daemon", f"daemon {name} is here, version 0.1.0, lanes at {', '.join(addresses)}"
         return None
+
+    def _usual_of(self, event: Event) -> list[tuple[str, str]]:
+        """The line of the event log that goes with a connection that has broken."""
+        match event:
+            case Disconnected(conn=conn, reason=reason, lasting=False) if conn in self._labels:
+                name = self._labels[conn].rstrip("'")
+                self._broke[name] = self.now
+                within = f"it may come back within {self.state.limits.return_grace:.3g} s"
+                return [("away", f"daemon {name}: {reason}; {within}")]
+        return []
 
     def _short(self, text: str) -> str:
         """The text, with ... for what a message of the same step has said."""
