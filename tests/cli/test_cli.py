@@ -254,20 +254,21 @@ def test_version_is_the_packages():
     assert re.match(r"\d+\.\d+\.\d+", done.stdout)
 
 
-@pytest.mark.parametrize("command", ["master", "peer", "status", "top", "events"])
+@pytest.mark.parametrize("command", ["master", "peer", "status", "top", "events", "model", "model training"])
 def test_help_shows_variable_default_and_unit_of_every_option(command):
-    done = run(command, "--help", env={"COLUMNS": "600"})
+    done = run(*command.split(), "--help", env={"COLUMNS": "600"})
     assert done.returncode == 0
     rows = re.findall(r"│ (--[a-z-]+)(.*?)(?=│ --|╰)", done.stdout, re.DOTALL)
     options = [(name, text) for name, text in rows if name not in ("--help", "--version")]
     assert len(options) >= 3
+    of_model = command.replace(" ", "_").upper() + "_" if command.startswith("model") else ""
     for name, text in options:
-        variable = "WANCOLL_" + name.removeprefix("--").replace("-", "_").upper()
+        variable = f"WANCOLL_{of_model}" + name.removeprefix("--").replace("-", "_").upper()
         assert f"[env var: {variable}]" in text, name
         assert "[default:" in text, name
         if "FLOAT" in text:
             assert "Seconds" in text, name
-        if "INT" in text:
+        if "INT" in text and not of_model:
             assert re.search("Bytes|connections|threads|events", text), name
 
 
