@@ -5,7 +5,8 @@
    its lanes and their parts, and never back; nothing is entered a second time while it runs.
 
    - Order: by kind, as listed below; within a kind, what was marked first comes first. So bytes that have arrived are
-     reduced and sent while they are in the cache, before any lane reads on.
+     reduced and sent while they are in the cache, before any lane reads on. A lane stays the first one until its turn
+     is over, so that a frame of two reads is still there when it leaves.
    - Bound: a thing is in the queue once, however often it is marked. The mark is a member of the thing, so marking
      needs no memory and cannot fail.
    - Who marks: the worker's own thread only, so there is no lock.

@@ -37,8 +37,8 @@ static void drain(wc_worker *worker)
             wc_track_send(mark);
         else if ((mark = wc_list_take(&ready[WC_READY_PART])))
             wc_local_go(mark);
-        else if ((mark = wc_list_take(&ready[WC_READY_LANE])))
-            wc_lane_receive(mark);
+        else if ((mark = ready[WC_READY_LANE].head))
+            wc_lane_receive(mark); /* it leaves when its turn is over */
         else
             return;
     }

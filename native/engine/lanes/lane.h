@@ -87,7 +87,7 @@ void wc_window_begin(wc_lane *lane); /* of a new socket */
 void wc_window_look(wc_lane *lane);  /* while it sends: the kernel's view, at most every WC_TCP_INFO_MS */
 
 /* Lane_receive.c */
-void wc_lane_receive(wc_lane *lane); /* one header or one read; marks the lane if it can go on */
+void wc_lane_receive(wc_lane *lane); /* one header or one read; it stays marked until it cannot go on */
 void wc_lane_forget_rx(wc_lane *lane, const wc_work *work);
 
 /* Over all of a header but the word itself */

@@ -220,8 +220,8 @@ static bool step(wc_lane *lane)
 
 void wc_lane_receive(wc_lane *lane)
 {
-    if (lane->stream.fd >= 0 && step(lane))
-        wc_ready_mark(&lane->worker->ready, WC_READY_LANE, &lane->mark);
+    if (lane->stream.fd < 0 || !step(lane))
+        wc_list_remove(&lane->worker->ready.of[WC_READY_LANE], &lane->mark);
     wc_lane_interest(lane);
 }
 
