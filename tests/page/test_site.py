@@ -273,6 +273,10 @@ HOSTILE = {
     "path with a zero": (b"GET /\0 HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
     "another's address": (get("http://elsewhere/"), 400),
     "no host": (b"GET / HTTP/1.1\r\n\r\n", 400),
+    "no name": (b"GET / HTTP/1.0\r\n\r\n", 403),
+    "folded header": (b"GET / HTTP/1.1\r\nHost: h\r\n folded\x00\r\n\r\n", 400),
+    "length twice": (get("/", "GET", "Content-Length: 1", "Content-Length: 2"), 400),
+    "length is none": (get("/", "GET", "Content-Length: many"), 400),
     "two hosts": (get("/", "GET", "Host: localhost"), 400),
     "a bare line feed ends the head": (b"GET / HTTP/1.1\r\nHost: localhost\n\n" + get("/page.css"), 400),
     "a bare line feed ends a line": (b"GET / HTTP/1.1\r\nHost: localhost\nX: y\r\n\r\n", 400),
@@ -301,6 +305,11 @@ async def test_what_is_no_request_for_the_page_changes_nothing(name: str, said: 
         assert status(await server.say(get("/"))) == 200
     assert not [line for line in said if line["level"] == "error"], said
     assert len(str(said)) < 1000
+
+
+async def test_who_expects_a_word_before_its_request_is_refused() -> None:
+    async with serving() as server:
+        assert status(await server.say(get("/page.css", "GET", "Expect: 100-continue"))) == 400
 
 
 async def test_of_requests_in_a_row_the_first_is_answered() -> None:
@@ -335,7 +344,9 @@ async def test_who_is_slow_is_cut_off(monkeypatch: pytest.MonkeyPatch, said: lis
     assert [line["event"] for line in said] == ["page", "request refused", "request refused"]
 
 
-async def test_a_crowd_of_slow_ones_does_not_keep_a_viewer_out(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_crowd_of_slow_ones_does_not_keep_a_viewer_out(
+    monkeypatch: pytest.MonkeyPatch, said: list[dict[str, Any]]
+) -> None:
     monkeypatch.setattr(http, "_LEAST", 0.0)
     async with serving() as server, contextlib.AsyncExitStack() as stack, server.viewer() as viewer:
         await viewer.frames(1)
@@ -346,6 +357,8 @@ async def test_a_crowd_of_slow_ones_does_not_keep_a_viewer_out(monkeypatch: pyte
             assert len(server.page._port.open) <= http.CONNECTIONS
         assert status(await server.say(get("/"))) == 200
         await viewer.frames(len(frames(viewer.text)) + 1)
+        assert {line["reason"] for line in said if "reason" in line} == {"gave way to another connection"}
+    assert len(said) <= 1 + 20
 
 
 def basic(text: str) -> str:
