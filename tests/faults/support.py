@@ -16,7 +16,7 @@ import numpy as np
 
 from wancoll.chaos import Cluster, in_threads
 from wancoll.collective import Receipt
-from wancoll.errors import WancollError
+from wancoll.errors import OutcomeUnknown, PeerDaemonLost, WancollError
 from wancoll.failpoints import PEER
 from wancoll.limits import DEFAULT
 
@@ -222,3 +222,66 @@ def stands_still(pid: int) -> bool:
     """Whether the process has been stopped (SIGSTOP): its first thread, not just any (wancoll.process.is_stopped)."""
     with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as stat:
         return stat.read().rpartition(")")[2].split()[0] == "T"
+
+
+def finished_but_not_committed(cluster: Cluster, victim: int, count: int, bound: float) -> list[Outcome]:
+    """The pure late abort: the victim stops between its last byte and its Done; all others are finished by then.
+
+    It is killed there. Where members commit it might have told one of them: what all of them have is committed, with
+    its share. *bound*: seconds from the kill to the survivors' last commit.
+    """
+    survivors = [k for k in range(PEERS) if k != victim]
+    comms = join(cluster, range(PEERS))
+    reduce_all(comms, range(PEERS))
+    cluster.failpoint(victim, "before_done", "pause")
+    tensors = [comm.empty(count, "float32") for comm in comms]
+    for k, tensor in enumerate(tensors):
+        tensor[...] = 10**k
+    running = sums(comms, tensors)
+    wait_until(lambda: stands_still(cluster.pid(victim)), 30, "the victim reaches before_done")
+    wait_until(lambda: all_finished(cluster, survivors), 30, "the others are done with operation 2")
+    assert not any(running.finished), "somebody was told before the commit"
+    assert all(untouched(tensor, k) for k, tensor in enumerate(tensors))
+    cluster.kill(victim)
+    killed = time.monotonic()
+    outcomes = running.results(60)
+    agreed = check_agreed([outcomes[k] for k in survivors], [tensors[k] for k in survivors])
+    assert sorted(agreed) == [f"m{k}" for k in (range(PEERS) if MEMBERS_COMMIT else survivors)]
+    assert max(outcomes[k].ended for k in survivors) - killed < bound
+    assert isinstance(outcomes[victim].error, OutcomeUnknown)
+    assert untouched(tensors[victim], victim)
+    reduce_all([comms[k] for k in survivors], survivors)
+    close_all(comms)
+    return [outcomes[k] for k in survivors]
+
+
+def killed_at(cluster: Cluster, point: str, victim: int, count: int) -> tuple[list[Outcome], int]:
+    """The victim dies at the failpoint in the middle of an op; returns all outcomes, and how many contributed."""
+    survivors = [k for k in range(PEERS) if k != victim]
+    comms = join(cluster, range(PEERS))
+    reduce_all(comms, range(PEERS))
+    tensors = [contribution(k, count) for k in range(PEERS)]
+    first = (victim + 1) % PEERS
+    if point == "on_epoch":  # of the epoch that another member's death brings
+        cluster.failpoint(first, "mid_op", "kill")
+        survivors.remove(first)
+    cluster.failpoint(victim, point, "kill")
+    running = sums(comms, tensors)
+    outcomes = running.results(60)
+    killed_by_failpoint(cluster, victim)
+    agreed = check_agreed([outcomes[k] for k in survivors], [tensors[k] for k in survivors])
+    assert {f"m{k}" for k in survivors} <= set(agreed)
+    for lost in set(range(PEERS)) - set(survivors):
+        if outcomes[lost].error is None:
+            check_agreed([outcomes[lost], outcomes[survivors[0]]], [tensors[lost], tensors[survivors[0]]])
+        else:
+            assert isinstance(outcomes[lost].error, OutcomeUnknown), repr(outcomes[lost].error)
+            assert isinstance(outcomes[lost].error.__cause__, PeerDaemonLost)
+            assert untouched(tensors[lost], lost)
+    if point in ("before_commit", "after_commit"):  # the victim heard of the commit, so it happened
+        assert len(agreed) == PEERS
+    if point == "on_post" or (point == "before_done" and not MEMBERS_COMMIT):  # nobody can know that it was done
+        assert len(agreed) < PEERS
+    reduce_all([comms[k] for k in survivors], survivors)
+    close_all(comms)
+    return outcomes, len(agreed)

@@ -15,19 +15,17 @@ from tests.faults.support import (
     PEERS,
     Background,
     Outcome,
-    all_finished,
     attempt,
     check_agreed,
     close_all,
     contribution,
+    finished_but_not_committed,
     in_threads,
     join,
+    killed_at,
     killed_by_failpoint,
     reduce_all,
-    stands_still,
-    sums,
     untouched,
-    wait_until,
 )
 from wancoll.chaos import Cluster
 from wancoll.errors import Evicted, OutcomeUnknown, PeerDaemonLost
@@ -132,48 +130,22 @@ def test_late_abort_with_8_ops_in_flight_100_trials(cluster: Cluster, rng: rando
 # ---- at named places ---------------------------------------------------------------------------------
 
 
-def kill_at(cluster: Cluster, name: str, victim: int, count: int) -> tuple[list[Outcome], tuple[str, ...]]:
-    """The victim dies at the failpoint in the middle of an op; returns all outcomes and the agreed contributors."""
-    comms = join(cluster, range(PEERS))
-    reduce_all(comms, range(PEERS))
-    cluster.failpoint(victim, name, "kill")
-    tensors = [contribution(k, count) for k in range(PEERS)]
-    outcomes = in_threads(lambda k: attempt(lambda: comms[k].all_reduce(tensors[k], op="sum")), PEERS)
-    killed_by_failpoint(cluster, victim)
-    survivors = [k for k in range(PEERS) if k != victim]
-    agreed = check_agreed([outcomes[k] for k in survivors], [tensors[k] for k in survivors])
-    lost = outcomes[victim]
-    if lost.error is None:
-        check_agreed([lost, outcomes[survivors[0]]], [tensors[victim], tensors[survivors[0]]])
-    else:
-        assert isinstance(lost.error, OutcomeUnknown), repr(lost.error)
-        assert isinstance(lost.error.__cause__, PeerDaemonLost)
-        assert untouched(tensors[victim], victim)
-    reduce_all([comms[k] for k in survivors], survivors)
-    close_all(comms)
-    return outcomes, agreed
-
-
 PLACES = ["on_post", "mid_op", "before_done", "after_done", "before_commit", "after_commit"]
 
 
 @pytest.mark.parametrize("name", PLACES + ["half_done"] * MEMBERS_COMMIT)
 def test_killed_at(cluster: Cluster, rng: random.Random, name: str) -> None:
     victim = rng.randrange(PEERS)
-    outcomes, agreed = kill_at(cluster, name, victim, 4 * MIB if name == "mid_op" else rng.choice([1, 1000, MIB]))
-    everyone = len(agreed) == PEERS
+    outcomes, contributed = killed_at(
+        cluster, name, victim, 4 * MIB if name == "mid_op" else rng.choice([1, 1000, MIB])
+    )
     for _ in range(4 * (name == "mid_op")):
-        if not everyone:
+        if contributed < PEERS:
             break
         cluster.restart_peer(victim)  # on a busy machine it was all moved before the daemon looked
-        outcomes, agreed = kill_at(cluster, name, victim, 4 * MIB)
-        everyone = len(agreed) == PEERS
-    if name in ("on_post", "mid_op") or (name == "before_done" and not MEMBERS_COMMIT):
-        assert not everyone  # the victim was not done, or nobody can know that it was
-    if name in ("before_commit", "after_commit"):  # the victim heard of the commit, so it happened
-        assert everyone
-    if name == "after_commit":
-        assert outcomes[victim].error is None
+        outcomes, contributed = killed_at(cluster, name, victim, 4 * MIB)
+    assert name != "mid_op" or contributed < PEERS
+    assert name != "after_commit" or outcomes[victim].error is None
 
 
 @pytest.mark.nightly
@@ -184,39 +156,14 @@ def test_killed_at_many_times(cluster: Cluster, rng: random.Random, name: str) -
     for _ in range(25):
         victim = rng.randrange(PEERS)
         sizes = [4 * MIB] if name == "mid_op" else [1, 1000, MIB, 4 * MIB]  # small ops have no middle
-        _, agreed = kill_at(cluster, name, victim, rng.choice(sizes))
-        worlds.append(len(agreed))
+        worlds.append(killed_at(cluster, name, victim, rng.choice(sizes))[1])
         cluster.restart_peer(victim)
     print(f"kills at {name}: {worlds.count(PEERS)} of {len(worlds)} committed with all members")
 
 
 def test_survivors_finished_but_not_committed(cluster: Cluster) -> None:
-    """The pure late abort: the victim stops between its last byte and its Done; all others are finished by then.
-
-    Where members commit it might have told one of them: what all of them have is committed, with its share.
-    """
-    comms = join(cluster, range(PEERS))
-    victim, survivors = 2, [0, 1, 3]
-    reduce_all(comms, range(PEERS))
-    cluster.failpoint(victim, "before_done", "pause")
-    tensors = [comm.empty(MIB, "float32") for comm in comms]
-    for k, tensor in enumerate(tensors):
-        tensor[...] = 10**k
-    running = sums(comms, tensors)
-    wait_until(lambda: stands_still(cluster.pid(victim)), 10, "the victim reaches before_done")
-    wait_until(lambda: all_finished(cluster, survivors), 10, "the others are done with op 2")
-    assert not any(running.finished), "somebody was told before the commit"
-    assert all(untouched(tensor, k) for k, tensor in enumerate(tensors))
-    cluster.kill(victim)
-    killed = time.monotonic()
-    outcomes = running.results()
-    agreed = check_agreed([outcomes[k] for k in survivors], [tensors[k] for k in survivors])
-    assert sorted(agreed) == (["m0", "m1", "m2", "m3"] if MEMBERS_COMMIT else ["m0", "m1", "m3"])
-    assert all(outcomes[k].receipt.attempts == (1 if MEMBERS_COMMIT else 2) for k in survivors)
-    assert max(outcomes[k].ended for k in survivors) - killed < BOUND
-    assert isinstance(outcomes[victim].error, OutcomeUnknown)
-    assert untouched(tensors[victim], victim)
-    close_all(comms)
+    outcomes = finished_but_not_committed(cluster, 2, MIB, BOUND)
+    assert all(outcome.receipt.attempts == (1 if MEMBERS_COMMIT else 2) for outcome in outcomes)
 
 
 def test_a_second_death_while_the_first_is_mended(cluster: Cluster) -> None:

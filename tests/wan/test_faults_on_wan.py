@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import statistics
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -13,27 +12,20 @@ import pytest
 from tests.bench.recovery import BAR, PHASES, Bench
 from tests.faults.support import (
     FAILPOINTS,
-    MEMBERS_COMMIT,
     MIB,
     PEERS,
-    all_finished,
-    check_agreed,
     close_all,
-    contribution,
+    finished_but_not_committed,
     join,
-    killed_by_failpoint,
+    killed_at,
     new_group,
     reduce_all,
     repair,
-    stands_still,
-    sums,
-    untouched,
     wait_until,
 )
 from tests.wan.churn import Churn
 from tests.wan.network import Wan
 from wancoll.chaos import Cluster
-from wancoll.errors import OutcomeUnknown
 
 pytestmark = pytest.mark.wan
 
@@ -69,61 +61,6 @@ def cluster(shared: tuple[Wan, Cluster]) -> Cluster:
 # ---- late aborts ------------------------------------------------------------------------------------------
 
 
-def finished_but_not_committed(cluster: Cluster, victim: int, count: int) -> None:
-    """The victim stops between its last byte and its Done and is killed there; all others are finished by then."""
-    survivors = [k for k in range(PEERS) if k != victim]
-    comms = join(cluster, range(PEERS))
-    reduce_all(comms, range(PEERS))
-    cluster.failpoint(victim, "before_done", "pause")
-    tensors = [contribution(k, count) for k in range(PEERS)]
-    running = sums(comms, tensors)
-    wait_until(lambda: stands_still(cluster.pid(victim)), 30, "the victim reaches before_done")
-    wait_until(lambda: all_finished(cluster, survivors), 30, "the others are done with operation 2")
-    assert not any(running.finished), "somebody was told before the commit"
-    assert all(untouched(tensor, k) for k, tensor in enumerate(tensors))
-    cluster.kill(victim)
-    killed = time.monotonic()
-    outcomes = running.results(60)
-    agreed = check_agreed([outcomes[k] for k in survivors], [tensors[k] for k in survivors])
-    assert sorted(agreed) == [f"m{k}" for k in (range(PEERS) if MEMBERS_COMMIT else survivors)]
-    assert max(outcomes[k].ended for k in survivors) - killed < BOUND
-    assert isinstance(outcomes[victim].error, OutcomeUnknown)
-    assert untouched(tensors[victim], victim)
-    reduce_all([comms[k] for k in survivors], survivors)
-    close_all(comms)
-
-
-def killed_at(cluster: Cluster, point: str, victim: int, count: int) -> int:
-    """The victim dies at the failpoint in the middle of an op; returns how many contributed."""
-    survivors = [k for k in range(PEERS) if k != victim]
-    comms = join(cluster, range(PEERS))
-    reduce_all(comms, range(PEERS))
-    tensors = [contribution(k, count) for k in range(PEERS)]
-    first = (victim + 1) % PEERS
-    if point == "on_epoch":  # of the epoch that another member's death brings
-        cluster.failpoint(first, "mid_op", "kill")
-        survivors.remove(first)
-    cluster.failpoint(victim, point, "kill")
-    running = sums(comms, tensors)
-    outcomes = running.results(60)
-    killed_by_failpoint(cluster, victim)
-    agreed = check_agreed([outcomes[k] for k in survivors], [tensors[k] for k in survivors])
-    assert {f"m{k}" for k in survivors} <= set(agreed)
-    for lost in set(range(PEERS)) - set(survivors):
-        if outcomes[lost].error is None:
-            check_agreed([outcomes[lost], outcomes[survivors[0]]], [tensors[lost], tensors[survivors[0]]])
-        else:
-            assert isinstance(outcomes[lost].error, OutcomeUnknown), repr(outcomes[lost].error)
-            assert untouched(tensors[lost], lost)
-    if point in ("before_commit", "after_commit"):  # the victim heard of the commit, so it happened
-        assert len(agreed) == PEERS
-    if point in ("on_post", "mid_op") or (point == "before_done" and not MEMBERS_COMMIT):  # nobody can know that it was
-        assert len(agreed) < PEERS
-    reduce_all([comms[k] for k in survivors], survivors)
-    close_all(comms)
-    return len(agreed)
-
-
 def test_a_loss_needs_no_new_links(cluster: Cluster) -> None:
     """The members two places away are linked before they are neighbours."""
 
@@ -143,19 +80,20 @@ def test_a_loss_needs_no_new_links(cluster: Cluster) -> None:
 
 
 def test_killed_when_the_others_had_finished(cluster: Cluster, rng: random.Random) -> None:
-    finished_but_not_committed(cluster, rng.randrange(PEERS), SMALL)
+    finished_but_not_committed(cluster, rng.randrange(PEERS), SMALL, BOUND)
 
 
 @pytest.mark.parametrize("point", ["mid_op", "after_done"])
 def test_killed_at(cluster: Cluster, rng: random.Random, point: str) -> None:
-    killed_at(cluster, point, rng.randrange(PEERS), SMALL)
+    _, contributed = killed_at(cluster, point, rng.randrange(PEERS), SMALL)
+    assert point != "mid_op" or contributed < PEERS
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(1800)
 def test_killed_when_the_others_had_finished_64_mib(cluster: Cluster, rng: random.Random) -> None:
     for _ in range(10):
-        finished_but_not_committed(cluster, victim := rng.randrange(PEERS), LARGE)
+        finished_but_not_committed(cluster, victim := rng.randrange(PEERS), LARGE, BOUND)
         cluster.restart_peer(victim)
 
 
@@ -165,7 +103,7 @@ def test_killed_when_the_others_had_finished_64_mib(cluster: Cluster, rng: rando
 def test_killed_at_64_mib(cluster: Cluster, rng: random.Random, point: str) -> None:
     worlds = []
     for _ in range(10):
-        worlds.append(killed_at(cluster, point, rng.randrange(PEERS), LARGE))
+        worlds.append(killed_at(cluster, point, rng.randrange(PEERS), LARGE)[1])
         repair(cluster)
     print(f"kills at {point}: {worlds.count(PEERS)} of {len(worlds)} committed with all members")
 
