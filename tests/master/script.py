@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import ast
 import shlex
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -31,7 +32,7 @@ import msgspec
 
 from tests.master.transcript import GROUP, Room, report_of
 from wancoll.cli.looking.tables import wait_lines
-from wancoll.collective import Descriptor, Kind, ReduceOp
+from wancoll.collective import Descriptor, DType, Kind, ReduceOp
 from wancoll.limits import PROTOCOL_VERSION, Limits, counted
 from wancoll.wire import messages as m
 from wancoll_master.core.ready import Announce, Broadcast, Disconnected, Event, Message, Received, Send, Tick
@@ -139,6 +140,7 @@ class Script(Room):
     def __init__(self, limits: Limits | None = None, **state: Any) -> None:
         self._labels: dict[int, str] = {}  # of connections: d1, then d1' and d1'' when the daemon comes again
         self._keys: list[bytes] = []
+        self._exchanges: Counter[str] = Counter()  # by member: the number of its newest send or recv
         self._broke: dict[str, float] = {}  # since when daemons' connections are broken
         self._told: list[str] = []
         self._began = 0.0
@@ -245,6 +247,33 @@ class Script(Room):
     def all_frozen(self) -> None:
         for name in self.names:
             self.frozen(name)
+
+    def send(self, name: str, other: str, **call: Any) -> None:
+        """The member calls send(); its calls of send and recv are numbered as they come."""
+        self._exchange(name, other, sends=True, **call)
+
+    def recv(self, name: str, other: str, **call: Any) -> None:
+        self._exchange(name, other, sends=False, **call)
+
+    def _exchange(
+        self,
+        name: str,
+        other: str,
+        *,
+        sends: bool,
+        tag: int = 0,
+        dtype: str = "float32",
+        count: int = 4,
+        ahead: bool = False,
+        number: int = 0,
+    ) -> None:
+        number = self._exchanges[name] = number or self._exchanges[name] + 1
+        ends = self.mid(name), self.epoch, number, self.mid(other)
+        self.say(self._daemon(name), m.P2PCall(GROUP, *ends, tag, sends, DType[dtype], count, "", ahead))
+
+    def moved(self, name: str, order: int, digest: int = 0, *, epoch: int = 0, bad: str = "") -> None:
+        """The member's half of an exchange has ended, *bad*: why it could not move."""
+        self.say(self._daemon(name), m.P2PDone(GROUP, self.mid(name), epoch or self.epoch, order, digest, bad))
 
     def evict(self, member: str = "", *, reason: str = "") -> None:
         """An operator evicts a member, or the whole group."""

@@ -1,179 +1,27 @@
-"""Send and recv: the master's book of them, and the member's side, also where somebody is lost on the way."""
+"""Send and recv, the member's side, also where somebody is lost on the way; the master's: scripts/exchanges.txt."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from tests.master.transcript import GROUP, Room
+from tests.master.script import Script
 from tests.peer.test_member import Driver, epoch, kinds, told
-from wancoll.collective import Descriptor, DType, Kind
+from wancoll.collective import Descriptor, Kind
 from wancoll.errors import ProtocolError
 from wancoll.peer.core import commands as cmd
 from wancoll.peer.core import links
 from wancoll.wire import messages as m
 
-# ---- the master ---------------------------------------------------------------------------------------
 
-
-class Book(Room):
-    """A room whose members say what they send and receive; numbers count up by themselves."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.numbers: dict[str, int] = {}
-        self.form(3)
-
-    def say_exchange(
-        self, who: str, other: str, sends: bool, *, tag: int = 0, dtype: DType = DType.float32, count: int = 4,
-        ahead: bool = False,
-    ) -> int:  # fmt: skip
-        number = self.numbers[who] = self.numbers.get(who, 0) + 1
-        ends = self.mid(who), self.epoch, number, self.mid(other)
-        self.say(self._daemon(who), m.P2PCall(GROUP, *ends, tag, sends, dtype, count, "", ahead))
-        return number
-
-    def send(self, who: str, other: str, **call: Any) -> int:
-        return self.say_exchange(who, other, True, **call)
-
-    def recv(self, who: str, other: str, **call: Any) -> int:
-        return self.say_exchange(who, other, False, **call)
-
-    def exchange_done(self, who: str, order: int, digest: int = 0) -> None:
-        self.say(self._daemon(who), m.P2PDone(GROUP, self.mid(who), self.epoch, order, digest))
-
-    def matched(self, who: str) -> list[tuple[int, int]]:
-        return [(told.number, told.order) for told in self.take(self._daemon(who), m.Matched)]
-
-    def settled(self, who: str) -> list[tuple[int, int, str]]:
-        return [(told.number, told.digest, told.error) for told in self.take(self._daemon(who), m.Settled)]
-
-
-@pytest.fixture
-def book() -> Book:
-    return Book()
-
-
-@pytest.mark.parametrize("first", ["send", "recv"])
-def test_a_send_and_a_recv_meet_and_commit_when_both_are_done(book: Book, first: str) -> None:
-    calls = [lambda: book.send("m0", "m1"), lambda: book.recv("m1", "m0")]
-    for call in calls if first == "send" else calls[::-1]:
-        assert book.matched("m0") == book.matched("m1") == []
-        call()
-    assert book.matched("m0") == book.matched("m1") == [(1, 1)]
-    book.exchange_done("m0", 1)
-    assert book.settled("m0") == book.settled("m1") == []
-    book.exchange_done("m0", 1)  # twice is not both
-    assert book.settled("m0") == []
-    book.exchange_done("m1", 1, 77)
-    assert book.settled("m0") == book.settled("m1") == [(1, 77, "")]
-    assert book.take("d2") == []
-    assert book.group.current.p2p.running == book.group.current.p2p.waiting == {}
-
-
-def test_a_half_that_cannot_move_ends_both(book: Book) -> None:
-    book.send("m0", "m1")
-    book.recv("m1", "m0")
-    book.say("d1", m.P2PDone(GROUP, book.mid("m1"), book.epoch, 1, 0, "no memory"))
-    for daemon in ("d0", "d1"):
-        (settled,) = book.take(daemon, m.Settled)
-        assert (settled.number, settled.error, settled.text) == (1, "OperationAborted", "m1: no memory")
-    book.exchange_done("m0", 1)
-    assert book.settled("m0") == []
-
-
-def test_the_kth_send_meets_the_kth_recv_of_the_same_tag_and_direction(book: Book) -> None:
-    for tag in (5, 6, 5):
-        book.send("m0", "m1", tag=tag)
-    book.send("m1", "m0", tag=5)
-    book.send("m0", "m2", tag=5)
-    assert [book.recv("m1", "m0", tag=tag) for tag in (6, 5, 5)] == [2, 3, 4]
-    assert book.matched("m0") == [(2, 1), (1, 2), (3, 3)]
-    assert book.matched("m1") == [(2, 1), (3, 2), (4, 3)]
-
-
-def test_halves_that_do_not_fit_end_on_both_sides_and_the_next_ones_meet(book: Book) -> None:
-    book.send("m0", "m1", count=3)
-    book.send("m0", "m1")
-    book.recv("m1", "m0", dtype=DType.int8, count=3)
-    for daemon in ("d0", "d1"):
-        (told,) = book.take(daemon, m.Settled)
-        assert (told.number, told.error) == (1, "CollectiveMismatch")
-        assert told.calls == {"m0": "send(3 x float32, tag=0)", "m1": "recv(3 x int8, tag=0)"}
-    book.recv("m1", "m0")
-    assert book.matched("m0") == book.matched("m1") == [(2, 1)]
-
-
-def test_a_recv_ahead_is_passed_by_by_what_does_not_fit_it(book: Book) -> None:
-    book.recv("m1", "m0", ahead=True, count=9)  # 1
-    book.send("m0", "m1", count=3)  # 1: not for that one
-    book.send("m0", "m1", count=2)  # 2
-    book.recv("m1", "m0", ahead=True, count=2)  # 2
-    assert book.matched("m0") == book.matched("m1") == [(2, 1)]
-    book.recv("m1", "m0", count=3)  # 3
-    assert book.matched("m0") == [(1, 2)]
-    assert book.matched("m1") == [(3, 2)]
-    book.send("m0", "m1", count=9)  # 3: the first that fits has waited until now
-    assert book.matched("m0") == [(3, 3)]
-    assert book.matched("m1") == [(1, 3)]
-    book.send("m0", "m1", count=3)
-    book.recv("m1", "m0", count=4)  # not ahead: it meets what is there
-    assert [told.error for told in book.take("d1", m.Settled)] == ["CollectiveMismatch"]
-    assert book.group.current.p2p.waiting == {}
-    assert not any(book.group.current.p2p.alone.values())
-
-
-def test_an_epoch_forgets_what_is_not_settled_and_orders_are_never_used_again(book: Book) -> None:
-    book.send("m0", "m1")
-    book.recv("m1", "m0")
-    book.send("m1", "m0", tag=9)
-    book.exchange_done("m0", 1)
-    old = book.epoch
-    book.drop("d2")
-    book.say("d1", m.P2PDone(GROUP, book.mid("m1"), old, 1, 7))  # crosses the epoch
-    assert book.settled("m0") == []
-    book.clear()
-    book.numbers.clear()
-    book.recv("m1", "m0")
-    book.recv("m0", "m1", tag=9)  # not before its send is said again
-    assert book.matched("m0") == []
-    book.send("m0", "m1")
-    assert book.matched("m0") == [(2, 2)]
-
-
-@pytest.mark.parametrize(
-    ("message", "says"),
-    [
-        (m.P2PCall(GROUP, 2, 1, 1, 99, 0, True, 0, 4), "stranger"),
-        (m.P2PCall(GROUP, 2, 1, 1, 2, 0, True, 0, 4), "stranger"),
-        (m.P2PCall(GROUP, 2, 1, 1, 1, 0, True, 0, 4, "", True), "sends ahead"),
-        (m.P2PDone(GROUP, 2, 1, 1, 0), "send or recv of others"),
-    ],
-)
-def test_nonsense_costs_who_talks_it(book: Book, message: Any, says: str) -> None:
-    book.send("m0", "m2")
-    book.recv("m2", "m0")
-    conn = book.conns["d1"]
-    book.say("d1", message)
-    assert says in book.closed[conn]
-    assert book.names == ["m0", "m2"]
-
-
-def test_a_member_cannot_fill_the_masters_memory(book: Book) -> None:
+def test_a_member_cannot_fill_the_masters_memory() -> None:
+    room = Script()
+    room.form(3)
     for _ in range(4096):
-        book.send("m1", "m0")
-    assert book.names == ["m0", "m1", "m2"]
-    book.send("m1", "m0")
-    assert book.names == ["m0", "m2"]
-
-
-def test_numbers_only_grow(book: Book) -> None:
-    book.send("m1", "m0")
-    book.numbers.clear()
-    book.send("m1", "m0")
-    assert book.names == ["m0", "m2"]
+        room.send("m1", "m0")
+    assert room.names == ["m0", "m1", "m2"]
+    room.send("m1", "m0")
+    assert room.names == ["m0", "m2"]
 
 
 # ---- the member ---------------------------------------------------------------------------------------
