@@ -11,10 +11,10 @@
 Messages are written without their group (if it is g), without the term (if it is the master's), and without what has
 its default. `+0.1 d0 < ...` came a tenth of a second after the line began; in the event log ... stands for the reason
 that a message has just told. `d0 d1 <` is one broadcast, `d0, d1 <` are two equal messages; `Probe: d0 -> d9` is a
-probe that d0 is to make of d9. Pongs of the time that passes are left out. So is what nearly always
-comes, and where it does not come `no ...` stands for it: the Welcome that answers a hello, what the event log says of
-a broken connection and of one that is back, and its lines that follow from a message of the same step (epoch, joined,
-refused, daemon).
+probe that d0 is to make of d9. What nearly always comes is left out, and where it does not
+come `no ...` stands for it: the Pong that answers a heartbeat, the Welcome that answers a hello, what the event log
+says of a broken connection and of one that is back, and its lines that follow from a message of the same step (epoch,
+joined, refused, daemon). `Evicted(...), and closed`: its connection is closed for the same reason.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from wancoll.cli.looking.tables import wait_lines
 from wancoll.collective import Descriptor, DType, Kind, ReduceOp
 from wancoll.limits import PROTOCOL_VERSION, Limits, counted
 from wancoll.wire import messages as m
-from wancoll_master.core.ready import Announce, Broadcast, Disconnected, Event, Message, Received, Send, Tick
+from wancoll_master.core.ready import Announce, Broadcast, Close, Disconnected, Event, Message, Received, Send, Tick
 from wancoll_master.core.state import Daemon, names
 from wancoll_master.core.views import report
 
@@ -145,6 +145,7 @@ class Script(Room):
         self._told: list[str] = []
         self._began = 0.0
         self._verb = ""
+        self._number = 0  # of the heartbeat that the master hears, if it is one
         super().__init__(limits, **state)
 
     def play(self, verb: str, rest: str) -> list[str]:
@@ -357,6 +358,8 @@ class Script(Room):
             if conn not in self._labels:
                 same = sum(label.rstrip("'") == daemon for label in self._labels.values())
                 self._labels[conn] = daemon + "'" * same
+        beat = event.message if isinstance(event, Received) and isinstance(event.message, m.Heartbeat) else None
+        self._number = beat.number if beat else 0
         super().step(event)
         told = [f"{self._label(one.conn)} < its status" for one in self.ready.answers if not isinstance(one, Send)]
         sends = [one for one in [*self.ready.answers, *self.ready.messages] if isinstance(one, Send)]
@@ -364,9 +367,10 @@ class Script(Room):
         told += self._lines([one for one in said if not self._is_usual(one)])
         answered = {one.conn for one in sends if isinstance(one.message, m.EvictAnswer)}
         told += [f"connection {conn} stays open" for conn in answered - {one.conn for one in self.ready.closes}]
+        fates = {(one.conn, one.message.reason) for one in sends if isinstance(one.message, m.Evicted)}
         for one in self.ready.closes:
-            if one.conn in answered and not one.reason:
-                continue  # as it should be
+            if (one.conn in answered and not one.reason) or (not one.final and (one.conn, one.reason) in fates):
+                continue  # as it should be, or said with the fate of its member
             how = " for good" if one.final else ""
             told.append(f"{self._label(one.conn)} closed{how}: {one.reason}".rstrip())
         usual = [found for found in map(self._usual_log, self._told_now()) if found] + self._usual_of(event)
@@ -377,6 +381,8 @@ class Script(Room):
             told.append(f"{'log' if one.kept else 'note'}{_group(one.group)} {one.kind}: {self._short(one.text)}")
         if self._verb == "hello" and not any(isinstance(one.message, m.Welcome) for one in sends):
             told.append("no Welcome")
+        if beat and self._verb == "say" and not any(isinstance(one.message, m.Pong) for one in sends):
+            told.append("no Pong")
         told += [f"no log {kind}" for kind, _ in usual if kind not in {one.kind for one in self.ready.log}]
         at = f"+{self.now - self._began:.4g} " if self.now > self._began + 1e-9 else ""
         self._told += [at + line for line in told]
@@ -384,8 +390,9 @@ class Script(Room):
     def _is_usual(self, message: Message) -> bool:
         """Whether it is an answer that always comes."""
         match message:
-            case Send(_, m.Pong()):
-                return self._verb in ("sleep", "lose", "beat", "beats")
+            case Send(_, m.Pong() as pong):
+                said = self._text(pong) == f"Pong(number={self._number})"
+                return said or self._verb in ("sleep", "lose", "beat", "beats")
             case Send(_, m.Welcome() as welcome):
                 return self._verb == "hello" and self._text(welcome) == f"Welcome(term={self.state.term})"
         return False
@@ -400,6 +407,8 @@ class Script(Room):
                     whom, said = f"{self._label(message.conn)} -> {probe.daemon}", f"Probe{who}"
                 case Send(conn, what):
                     whom, said = self._label(conn), self._text(what, self._mids(conn))
+                    if isinstance(what, m.Evicted) and Close(conn, what.reason) in self.ready.closes:
+                        said += ", and closed"
                 case Broadcast(conns, what):
                     whom, said = " ".join(map(self._label, conns)), self._text(what)
                 case Announce(to, epoch, _):
