@@ -58,7 +58,7 @@ def test_an_epoch_of_the_most_members_fits_into_a_message() -> None:
     assert told.nbytes / most.limits.group_members < most.limits.message_bytes / 4
 
 
-@pytest.mark.check
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_a_thousand_members_are_told_little_and_lose_a_site_in_one_epoch() -> None:
     """The times are the benchmark's to judge: a busy machine has others."""

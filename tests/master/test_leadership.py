@@ -28,6 +28,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from tests.master.lease import TTL, quick_elections
 from tests.master.test_master import PATIENT, Connect, Peer, hello, master
 from wancoll import chaos
+from wancoll.cli.asking import Asking
 from wancoll.cli.looking import status
 from wancoll.errors import ConfigError, MasterUnreachable
 from wancoll.limits import PROTOCOL_VERSION
@@ -75,6 +76,8 @@ from wancoll_master.store.etcd_store import (
 )
 from wancoll_master.store.facts import Facts, used_from
 from wancoll_master.store.journal import Journal
+
+ASKED = Asking(timeout=5.0)
 
 # ---- until when -----------------------------------------------------------------------------------------
 
@@ -1078,7 +1081,9 @@ class Rivals:
         with trio.fail_after(30):
             while True:
                 with contextlib.suppress(MasterUnreachable):
-                    return await trio.to_thread.run_sync(status.find, list(addresses or self.addresses), 5.0)
+                    return await trio.to_thread.run_sync(
+                        status.find, list(addresses or self.addresses), Asking(timeout=5.0)
+                    )
                 await trio.sleep(0.01)
 
 
@@ -1270,7 +1275,7 @@ async def test_a_master_stands_by_until_what_nobody_can_read_is_gone(
                 await trio.sleep(0.01)
                 said += "".join(capfd.readouterr())
         with pytest.raises(MasterUnreachable, match="no master leads"):
-            await trio.to_thread.run_sync(status.find, [address], 5.0)
+            await trio.to_thread.run_sync(status.find, [address], ASKED)
         await client.txn([], [delete(spoilt)], [])
         assert (await found.ask())[0].term >= 1
 
@@ -1290,7 +1295,7 @@ async def test_masters_say_why_nobody_leads_where_etcd_is_full() -> None:
             with trio.fail_after(30):
                 while "database space exceeded" not in said:
                     with pytest.raises(MasterUnreachable) as failed:
-                        await trio.to_thread.run_sync(status.find, [address, "127.0.0.1:1"], 1.0)
+                        await trio.to_thread.run_sync(status.find, [address, "127.0.0.1:1"], Asking(timeout=1.0))
                     said = str(failed.value)
             assert f"got {address}: stands by: {full.url}: 429 " in said
             ask(full, "alarm", action="DEACTIVATE", **alarm)
@@ -1302,4 +1307,4 @@ async def test_no_master_leads() -> None:
         found.stand_by(m.StandsBy("", 0), wait=True)
         address = join_address(connect.host, connect.port)
         with pytest.raises(MasterUnreachable, match=f"{address}: stands by"):
-            await trio.to_thread.run_sync(status.find, [address, "127.0.0.1:1"], 1.0)
+            await trio.to_thread.run_sync(status.find, [address, "127.0.0.1:1"], Asking(timeout=1.0))

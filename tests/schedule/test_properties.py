@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.later import later
+from tests.later import at_night, later
 from tests.schedule import codec as codecs
 from tests.schedule.schedules import ALL_REDUCES, CODECS, PAIRS, call, coded, everyone, sends, sites_of, wire_bytes
 from wancoll.collective import DATALESS, Codec, Descriptor, Kind
@@ -379,7 +379,7 @@ def test_halving_and_doubling_pass_on_first_what_came_first(rank):
     }
 
 
-@pytest.mark.parametrize("n", [2, 3, 8, 13, *later(64)])
+@pytest.mark.parametrize("n", [2, 3, 8, 13, *at_night(64)])
 def test_scratch_memory(n):
     """In tensors, without codec. Ranges begin at multiples of 64 bytes; nothing is ever more than documented."""
     count = 64 * 64
