@@ -5,12 +5,16 @@ from __future__ import annotations
 import re
 import time
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from prometheus_client.parser import text_string_to_metric_families
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 ROW = re.compile(r"^\| `(wancoll_\w+)` \| (\w+) \| ([\w, ]*) \| (.+) \|$", re.MULTILINE)
+
+T = TypeVar("T")
 
 
 class Scrape:
@@ -61,3 +65,17 @@ def _scrape(at: str, token: str) -> Scrape:
     with urllib.request.urlopen(urllib.request.Request(f"http://{at}/metrics", headers=headers), timeout=10) as answer:
         assert answer.headers["Content-Type"].startswith("text/plain; version=")
         return Scrape(answer.read().decode())
+
+
+def until(look: Callable[[], T], good: Callable[[T], bool], seconds: float = 20.0) -> T:
+    """The first look that is *good*, or the last one; while a service starts nobody answers."""
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            found = look()
+            if good(found) or time.monotonic() > end:
+                return found
+        except OSError:
+            if time.monotonic() > end:
+                raise
+        time.sleep(0.05)

@@ -8,18 +8,17 @@ import re
 import shutil
 import socket
 import subprocess
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.metrics.support import documented, port_of
+from tests.metrics.support import documented, port_of, until
 from wancoll.chaos import Cluster, in_threads
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -217,20 +216,6 @@ class Prometheus:
         return [(one["metric"], float(one["value"][1])) for one in self.get("query", query=expr)["result"]]
 
 
-def until(look: Callable[[], Any], good: Callable[[Any], bool]) -> Any:
-    """The first look that is *good*, or the last one."""
-    end = time.monotonic() + DEADLINE
-    while True:
-        found = None
-        with contextlib.suppress(OSError):  # it starts
-            found = look()
-            if good(found):
-                return found
-        if time.monotonic() > end:
-            return found
-        time.sleep(0.1)
-
-
 @needs_prometheus
 @pytest.mark.check
 @pytest.mark.timeout(150)
@@ -243,7 +228,9 @@ def test_prometheus_finds_a_cluster_and_what_the_dashboard_shows_and_says_who_wa
         prometheus = Prometheus(tmp_path, targets)
         stack.callback(prometheus.close)
         up = until(
-            lambda: prometheus.ask('up{job="wancoll"}'), lambda found: len(found) == 4 and all(v for _, v in found)
+            lambda: prometheus.ask('up{job="wancoll"}'),
+            lambda found: len(found) == 4 and all(v for _, v in found),
+            DEADLINE,
         )
         assert sorted(one["instance"] for one, value in up if value == 1) == sorted(targets)
 
@@ -259,9 +246,11 @@ def test_prometheus_finds_a_cluster_and_what_the_dashboard_shows_and_says_who_wa
             done += 1
             return prometheus.ask("rate(wancoll_operation_bus_bytes_total[1m])")
 
-        rates = until(moving, lambda found: len(found) == 3 and all(value > 0 for _, value in found))
+        rates = until(moving, lambda found: len(found) == 3 and all(value > 0 for _, value in found), DEADLINE)
         assert [value > 0 for _, value in rates] == [True] * 3
-        counts = until(lambda: prometheus.ask(committed), lambda found: {value for _, value in found} == {done})
+        counts = until(
+            lambda: prometheus.ask(committed), lambda found: {value for _, value in found} == {done}, DEADLINE
+        )
         assert [value for _, value in counts] == [done] * 3
         for title, expr in queries():
             assert prometheus.ask(expr) or title in NO_DATA, (title, expr)
@@ -273,8 +262,8 @@ def test_prometheus_finds_a_cluster_and_what_the_dashboard_shows_and_says_who_wa
         cluster.kill(2)
         work(2)
         firing = 'ALERTS{alertstate="firing"}'
-        alerts = until(lambda: prometheus.ask(firing), bool)
+        alerts = until(lambda: prometheus.ask(firing), bool, DEADLINE)
         assert [(one["alertname"], one["group"]) for one, _ in alerts] == [("WancollMembersLost", "g")]
         # The daemons tell of the loss, too, and the master may be asked later than they.
-        lost = until(lambda: prometheus.ask("sum by (reason) (wancoll_master_evictions_total)"), bool)
+        lost = until(lambda: prometheus.ask("sum by (reason) (wancoll_master_evictions_total)"), bool, DEADLINE)
         assert lost == [({"reason": "daemon died"}, 1.0)]

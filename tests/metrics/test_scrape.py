@@ -10,15 +10,13 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import pytest
 
 import wancoll
-from tests.metrics.support import Scrape, documented, port_of, scrape
+from tests.metrics.support import Scrape, documented, port_of, scrape, until
 from wancoll.chaos import Cluster, in_threads
 from wancoll.cli import main
 from wancoll.metrics.core import families as f
@@ -29,7 +27,6 @@ from wancoll_master.store.journal import Journal
 
 METRICS = "--metrics=127.0.0.1:0"
 TOKEN = "a-token-of-24-characters"
-T = TypeVar("T")
 
 
 def peer(cluster: Cluster, i: int) -> Scrape:
@@ -38,16 +35,6 @@ def peer(cluster: Cluster, i: int) -> Scrape:
 
 def master(cluster: Cluster) -> Scrape:
     return scrape(port_of(cluster.master_logs(1000)))
-
-
-def until(look: Callable[[], T], good: Callable[[T], bool]) -> T:
-    """The first look that is *good*; the last one after 20 s."""
-    end = time.monotonic() + 20
-    while True:
-        found = look()
-        if good(found) or time.monotonic() > end:
-            return found
-        time.sleep(0.05)
 
 
 def test_metrics_say_what_was_done_and_who_was_lost() -> None:
