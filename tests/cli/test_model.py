@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from tests.later import later
-from wancoll.cli.main import run
 from wancoll.cli.model import command as model
 from wancoll.cli.model import regions
 from wancoll.errors import ConfigError
@@ -27,6 +26,7 @@ from wancoll.units import (
     parse_size,
 )
 
+COMMAND = ["model"]
 BOOK = LinkCost(5e-6, 1 / 100e9)
 
 TABLES = """\
@@ -50,26 +50,6 @@ K = 64
   16 MiB      21.769       2.073       0.960  ring
  256 MiB     338.859      32.272       5.915  ring
 """
-
-
-@pytest.fixture
-def call(capsys: pytest.CaptureFixture[str]) -> Any:
-    """Runs the command; what it prints, or with a code the one line that it fails with."""
-
-    def command(*args: str, code: int = 0) -> str:
-        with pytest.raises(SystemExit) as ended:
-            run(["model", *args])
-        out, err = capsys.readouterr()
-        assert ended.value.code == code, err
-        if code:
-            assert out == ""
-            assert err.startswith("wancoll: ")
-            assert err.count("\n") == 1, err
-            return err
-        assert err == ""
-        return out
-
-    return command
 
 
 # ---- units ---------------------------------------------------------------------------------------------

@@ -8,26 +8,11 @@ from typing import Any
 
 import pytest
 
-from wancoll.cli.main import run
 from wancoll.cli.model.training import COLUMNS
 from wancoll.errors import ConfigError
 from wancoll.units import format_bytes, parse_count
 
-
-@pytest.fixture
-def call(capsys: pytest.CaptureFixture[str]) -> Any:
-    """Runs the command; what it prints, or with a code the one line that it fails with."""
-
-    def command(*args: str, code: int = 0) -> str:
-        with pytest.raises(SystemExit) as ended:
-            run(["model", "training", *args])
-        out, err = capsys.readouterr()
-        assert ended.value.code == code, err
-        if code:
-            assert (out, err.count("\n")) == ("", 1)
-        return str(err if code else out)
-
-    return command
+COMMAND = ["model", "training"]
 
 
 def flat(out: str) -> str:
