@@ -198,7 +198,7 @@ class Peer:
         member = self.member
         assert member.in_flight <= LIMITS.ops_in_flight
         assert len(self.links.open()) <= 16
-        assert len(member.standing.said) <= 1024
+        assert len(member.master_session.said) <= 1024
         assert len(member.p2p.settlements) <= 1024
         if member.over:
             assert not self.ends.links

@@ -47,8 +47,8 @@ def test_what_a_new_master_is_told_is_bounded() -> None:
     d = Driver(1, 2, 3)
     for call in range(MANY):
         d.member.link_lost(2, f"reset {call}")
-        d.member.standing.say(m.GiveUp("g", 1, 1, [call + 1], "root lost"))
-    assert len(d.member.standing.said) <= 1025
+        d.member.master_session.say(m.GiveUp("g", 1, 1, [call + 1], "root lost"))
+    assert len(d.member.master_session.said) <= 1025
     p = Partner()
     for call in range(1, MANY):
         p.call(Kind.send, 1)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from wancoll.peer.core.liveness.commit_lease import Vouching
+from wancoll.peer.core.liveness.commit_lease import CommitLease
 
 
-def vouching() -> Vouching:
+def commit_lease() -> CommitLease:
     """Welcomed at 1; heartbeats 1 to 3 were sent at 10, 20, 30."""
-    one = Vouching(0.0)
+    one = CommitLease(0.0)
     one.said_hello(1.0)
     one.answered()
     for number in (1, 2, 3):
@@ -19,20 +19,20 @@ def vouching() -> Vouching:
 
 @pytest.mark.parametrize(("answered", "unheard"), [(0, 129.0), (1, 120.0), (2, 110.0), (3, 100.0)])
 def test_an_answer_counts_from_when_its_question_was_sent(answered: int, unheard: float) -> None:
-    one = vouching()
+    one = commit_lease()
     one.answered(answered)
     assert one.unheard(130.0) == unheard
 
 
 def test_an_older_answer_that_comes_later_takes_nothing_back() -> None:
-    one = vouching()
+    one = commit_lease()
     one.answered(3)
     one.answered(1)
     assert one.unheard(130.0) == 100.0
 
 
 def test_what_was_said_on_an_older_connection_is_never_answered() -> None:
-    one = vouching()
+    one = commit_lease()
     one.said_hello(50.0)
     assert one.unheard(130.0) == 129.0
     one.said(1, 60.0)
@@ -43,7 +43,7 @@ def test_what_was_said_on_an_older_connection_is_never_answered() -> None:
 
 
 def test_it_is_over_when_the_master_may_free_the_name() -> None:
-    one = vouching()
+    one = commit_lease()
     assert not one.is_over(630.9, 30.0, 600.0)
     assert one.is_over(631.0, 30.0, 600.0)
     assert not one.is_over(1e9, 30.0, float("inf"))

@@ -585,9 +585,9 @@ def test_a_complaint_that_the_old_master_took_with_it_is_said_again() -> None:
     [complaint] = d.member.link_lost(2, "reset")
     [told] = d.member.reconnected(2, 9)
     assert isinstance(told.message, m.Report)
-    assert d.member.standing.reporting
+    assert d.member.master_session.reporting
     assert d.member.resumed(m.Resumed("g", 1, 1, 2)) == [complaint]
-    assert not d.member.standing.reporting
+    assert not d.member.master_session.reporting
     assert d.member.reconnected(3, 9) == [], "the same master has dropped it"
 
 
@@ -841,11 +841,11 @@ def test_answers_to_a_join_are_heard_by_name_until_the_first_epoch() -> None:
         assert member.hear(m.Refused(group, name, "full"), 0.0, 3, 11) == []
     assert (member.mid, member.over) == (0, False)
     member.hear(m.Joined("g", "m1", 1, ""), 0.0, 3, 11)
-    assert (member.mid, member.standing.connection, member.standing.master) == (1, 3, 11)
+    assert (member.mid, member.master_session.connection, member.master_session.master) == (1, 3, 11)
     member.hear(epoch(1, 1, 2), 0.0, 3, 11)
     member.hear(m.Joined("g", "m1", 9, ""), 0.0, 4, 12)
     assert member.hear(m.Refused("g", "m1", "full"), 0.0, 4, 12) == []
-    assert (member.mid, member.standing.connection, member.over) == (1, 3, False)
+    assert (member.mid, member.master_session.connection, member.over) == (1, 3, False)
     other = core.Member("g", "m1", 2, 1, first_engine_id=100)
     assert kinds(other.hear(m.Refused("g", "m1", "full"), 0.0, 3, 11)) == ["ToClient:Failure", "Leave"]
 

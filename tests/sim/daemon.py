@@ -21,7 +21,7 @@ from wancoll.limits import PROTOCOL_VERSION
 from wancoll.peer.core import commands as cmd
 from wancoll.peer.core import links
 from wancoll.peer.core import member as core
-from wancoll.peer.core.liveness.commit_lease import Vouching
+from wancoll.peer.core.liveness.commit_lease import CommitLease
 from wancoll.peer.core.op import Op
 from wancoll.wire import messages as m
 from wancoll.wire.kept import Kept, counts
@@ -65,7 +65,7 @@ class Daemon(Process):
         self._session = self._heard = 0
         self._kept: Kept[m.FromPeer] = Kept()
         self._heard_at = 0.0
-        self._vouching = Vouching(world.clock.now)
+        self._commit_lease = CommitLease(world.clock.now)
         self._interval, self._timeout = world.limits.heartbeat_interval, world.limits.heartbeat_timeout
         self._pause = 0.05
         self._nonsense = False
@@ -119,7 +119,7 @@ class Daemon(Process):
             )
             session = {"session": self._session if self.open else 0, "heard": self._heard, "dial": this}
             session["master_grace"], session["ended"] = self.limits.master_grace, self._killed_before
-            self._vouching.said_hello(self.clock.now)
+            self._commit_lease.said_hello(self.clock.now)
             end.send(m.Hello(*head, measures=world.odd.measures, term=self.term, master=self.master, **session))
             welcome = self.limits.handshake_timeout
             self.after(welcome, lambda: self.connected or self._over(this, "no welcome"))
@@ -165,7 +165,7 @@ class Daemon(Process):
             self.term, self.master = message.term, message.master
             self._interval, self._timeout = message.heartbeat_interval, message.heartbeat_timeout
             self.connected = True
-            self._vouching.answered()
+            self._commit_lease.answered()
             for session in self.sessions:
                 session.member.master_is_back()
             if message.resumed:
@@ -187,7 +187,7 @@ class Daemon(Process):
             if message.number == 0:
                 self._synced()
             else:
-                self._vouching.answered(message.number)
+                self._commit_lease.answered(message.number)
                 self._kept.confirmed(message.heard)
         elif self.connected:
             self._master_says(message)
@@ -199,7 +199,7 @@ class Daemon(Process):
             if self.clock.now - self._heard_at > max(self._timeout, 2 * self._interval):
                 self._over(this, "the master is silent")
                 return
-            self._vouching.said(number, self.clock.now)
+            self._commit_lease.said(number, self.clock.now)
             self._look()
             self.send(m.Heartbeat(number, self._called(), heard=self._heard))
             number += 1
@@ -299,7 +299,7 @@ class Daemon(Process):
     def _synced(self) -> None:
         for session in list(self.sessions):
             member = session.member
-            if member.epoch is not None and member.standing.connection != self.number:
+            if member.epoch is not None and member.master_session.connection != self.number:
                 session.run(member.forgotten(self._no_master_reason))
 
     def _watch_master(self) -> None:
@@ -325,8 +325,8 @@ class Daemon(Process):
         self._grace = self.after(min(due, default=grace) + 0.01, self._watch_master)
 
     def stop_unheard(self) -> None:
-        waited = self._vouching.unheard(self.clock.now)
-        if self._vouching.is_over(self.clock.now, self._timeout, self.limits.master_grace):
+        waited = self._commit_lease.unheard(self.clock.now)
+        if self._commit_lease.is_over(self.clock.now, self._timeout, self.limits.master_grace):
             for session in [one for one in self.sessions if one.member.votes]:
                 session.run(session.member.master_unreachable("master", waited, self._no_master_reason))
 
@@ -427,7 +427,7 @@ class Session:
         for command in commands:
             match command:
                 case cmd.ToMaster(message):
-                    if not self.member.standing.reporting or isinstance(message, m.Report | m.Leave):
+                    if not self.member.master_session.reporting or isinstance(message, m.Report | m.Leave):
                         self.world.judge.says(self.member, message)
                         self.daemon.send(message)
                 case cmd.ToClient(message):

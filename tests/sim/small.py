@@ -324,7 +324,7 @@ class SmallWorld:
                 member.master_is_back()
                 peer.up.append(m.Heartbeat(0))
             case m.Pong():
-                if member.epoch is not None and member.standing.connection != peer.number:
+                if member.epoch is not None and member.master_session.connection != peer.number:
                     self._run(peer, member.forgotten("lost"))
             case m.Probe():
                 peer.up.append(m.ProbeResult("g", message.joiner, message.prober, message.target, True, ""))
@@ -340,7 +340,9 @@ class SmallWorld:
         for command in commands:
             match command:
                 case cmd.ToMaster(message):
-                    if peer.connected and (not member.standing.reporting or isinstance(message, m.Report | m.Leave)):
+                    if peer.connected and (
+                        not member.master_session.reporting or isinstance(message, m.Report | m.Leave)
+                    ):
                         peer.up.append(message)
                 case cmd.ToClient(m.Result() | m.Failure() as told):
                     self._told(peer, told)
@@ -607,10 +609,10 @@ class LyingWorld(SmallWorld):
 
 
 def _member(member: core.Member) -> tuple[Any, ...]:
-    book, standing = member.collectives, member.standing
+    book, session = member.collectives, member.master_session
     facts = (
-        member.mid, standing.connection, standing.master, standing.reporting, book.aborted, book.committed,
-        member.over, member.epoch_number, book._asked, standing.said, sorted(book._voids),
+        member.mid, session.connection, session.master, session.reporting, book.aborted, book.committed,
+        member.over, member.epoch_number, book._asked, session.said, sorted(book._voids),
     )  # fmt: skip
     calls = [(op.seq, op.state.name, op.attempts, len(op.live), op.finished, op.digest) for op in book.open.values()]
     return facts, calls, _ballot(book)

@@ -385,7 +385,7 @@ class Daemon:
     def _master_synced(self) -> None:
         """The master has told all it knows: members of the connection before are unknown to it."""
         for session in list(self.sessions):
-            if session.member.epoch is not None and session.member.standing.connection != self.control.number:
+            if session.member.epoch is not None and session.member.master_session.connection != self.control.number:
                 with session.alone("being forgotten"):
                     session.run(session.member.forgotten(self._no_master_reason))
 

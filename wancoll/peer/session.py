@@ -409,7 +409,7 @@ class Session:
             self.run(self.member.links_say(told, trio.current_time()))
 
     def _to_master(self, message: m.FromPeer) -> None:
-        if self.member.standing.reporting and not isinstance(message, m.Report | m.Leave):
+        if self.member.master_session.reporting and not isinstance(message, m.Report | m.Leave):
             return  # said when the master knows the member
         if isinstance(message, m.Done | m.P2PDone):
             self._daemon.failpoints.hit("before_done")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from wancoll.limits import Limits
 from wancoll.peer.core import commands as cmd
 from wancoll.peer.core.calls import Meaning, Seat
-from wancoll.peer.core.liveness.master_session import Standing
+from wancoll.peer.core.liveness.master_session import MasterSession
 from wancoll.peer.core.op import Op, OpState
 from wancoll.wire import messages as m
 
@@ -29,15 +29,15 @@ class Book:
 
     Args:
         attempts: the member's.
-        standing: with the master.
+        master_session: the member's, with the master.
         limits: bounds.
     """
 
     seat: Seat  # once there is an epoch; the client cannot call before
 
-    def __init__(self, attempts: Attempts, standing: Standing, limits: Limits) -> None:
+    def __init__(self, attempts: Attempts, master_session: MasterSession, limits: Limits) -> None:
         self.open: dict[int, Op] = {}
-        self._attempts, self._standing, self._limits = attempts, standing, limits
+        self._attempts, self._master_session, self._limits = attempts, master_session, limits
 
     def meaning(self, op: Op) -> Meaning:
         """What *op* means in the current epoch."""
@@ -91,7 +91,7 @@ class Book:
 
     def written(self, op: Op) -> list[cmd.Command]:
         """The client has written to the input of *op*, which runs: the master is to put this member out (R13)."""
-        return [self._standing.say(m.Written(*self.seat.head, str(op)[:4000]), "written")]
+        return [self._master_session.say(m.Written(*self.seat.head, str(op)[:4000]), "written")]
 
     def say_done(self, op: Op) -> list[cmd.Command]:
         """Tell who commits it that *op* is done here."""

@@ -39,7 +39,7 @@ from wancoll.peer.core import links, outcomes
 from wancoll.peer.core.ballot import Ballot
 from wancoll.peer.core.book import Attempts, Book
 from wancoll.peer.core.calls import Call, Meaning, Seat, covering
-from wancoll.peer.core.liveness.master_session import Standing
+from wancoll.peer.core.liveness.master_session import MasterSession
 from wancoll.peer.core.op import Op, OpState
 from wancoll.wire import messages as m
 from wancoll.wire.note import ROUNDS, Ask, NewRound, Note
@@ -50,8 +50,8 @@ _WINDOW_FACTOR = 4  # times ops_in_flight, and covers: how far above the last co
 class Collectives(Book):
     """A member's collectives; Book describes the arguments."""
 
-    def __init__(self, attempts: Attempts, standing: Standing, limits: Limits) -> None:
-        super().__init__(attempts, standing, limits)
+    def __init__(self, attempts: Attempts, master_session: MasterSession, limits: Limits) -> None:
+        super().__init__(attempts, master_session, limits)
         self.called = 0  # the highest seq that the client has called
         self.committed = 0  # the highest seq that is known to be committed
         self.aborted = False  # the epoch's ops were stopped; the next epoch follows
@@ -497,7 +497,7 @@ class Collectives(Book):
         done = self.done(op)
         if not isinstance(done, m.Done) or fingerprint != done.fingerprint:
             return [self._answer(op)]
-        return [self._standing.say(m.Differs(*self.seat.head, seq, done.digest, other, digest))]
+        return [self._master_session.say(m.Differs(*self.seat.head, seq, done.digest, other, digest))]
 
     def _need_links(self) -> list[cmd.Command]:
         """Somebody has to hear of what is finished here, and cannot."""
@@ -516,7 +516,9 @@ class Collectives(Book):
             for mid in new:
                 said += [cmd.SendNote((mid,), note.pack(), again=True) for note in ballot.again(mid, self._kept)]
                 if self.round + 1 < ROUNDS:  # none follows the last round
-                    self._standing.said.pop((mid, "lost", False), None)  # a new master need not end the epoch for that
+                    self._master_session.said.pop(
+                        (mid, "lost", False), None
+                    )  # a new master need not end the epoch for that
             if new and self.round:
                 said.append(cmd.SendNote(tuple(new), NewRound(self.seat.epoch.epoch, self.round).pack(), again=True))
         if self.aborted or (self._ready and not self._held):
@@ -536,7 +538,7 @@ class Collectives(Book):
         if other not in self.seat.neighbours and not self.uses(other):
             return (self._start_waiting() if self._ready and self._held else []) + self._need_links()
         self._ready = False
-        commands = [self._standing.link_down(self.seat, other, "lost", reason)]
+        commands = [self._master_session.link_down(self.seat, other, "lost", reason)]
         if self.ballot is not None and not self.ballot.frozen:
             commands.append(links.Need(frozenset({other})))  # links_up says when it is there
             if self._ran_with(other) and self.round + 1 < ROUNDS:
@@ -606,7 +608,7 @@ class Collectives(Book):
             assert op.meaning is not None
             other = min(self.unheard(op.seq) or op.meaning.needs)
             lost = m.LinkDown(*self.seat.head, other, "lost", f"not again for others' sake: {reason}"[:4000], False)
-            return [self._standing.say(lost, ("beside", op.seq))]
+            return [self._master_session.say(lost, ("beside", op.seq))]
         return [self._give_up(f"{self.seat.world.names[self.seat.rank]}: {reason}", [op])]
 
     # ---- start and end -------------------------------------------------------------------------------
@@ -686,12 +688,12 @@ class Collectives(Book):
     def _give_up(self, reason: str, ops: list[Op]) -> cmd.Command:
         for op in ops:
             op.state = OpState.given_up
-        return self._standing.say(m.GiveUp(*self.seat.head, [op.seq for op in ops], reason[:1000]))
+        return self._master_session.say(m.GiveUp(*self.seat.head, [op.seq for op in ops], reason[:1000]))
 
     def _answer(self, op: Op) -> cmd.Command:
         meaning = self.meaning(op)
         call = meaning.descriptor.told(self.seat.world.names)[:4000]
-        return self._standing.say(m.Mismatch(*self.seat.head, op.seq, call, meaning.fingerprint))
+        return self._master_session.say(m.Mismatch(*self.seat.head, op.seq, call, meaning.fingerprint))
 
     def _result(self, op: Op, now: float, *, alone: bool = False) -> m.Result:
         result = outcomes.result(op, self.seat.epoch.epoch, list(self.seat.world.names), op.digest, now)

@@ -1,7 +1,7 @@
 """One member, pure: what the client, the master, the links and the engine say, and what has to happen next.
 
 Every method takes what happened and returns the commands that the shell must carry out, in order. A member is made of
-its place in the epoch (Seat), its standing with the master, its collectives and its sends and recvs; each has a file
+its place in the epoch (Seat), its session with the master, its collectives and its sends and recvs; each has a file
 of its own with its rules. This one holds what concerns them all: entering an epoch, and the end.
 
     a member is      from                                        until
@@ -39,7 +39,7 @@ from wancoll.peer.core import links, outcomes
 from wancoll.peer.core.book import Attempts
 from wancoll.peer.core.calls import Call, CallBook, Meaning, Seat, check_epoch
 from wancoll.peer.core.collectives import Collectives
-from wancoll.peer.core.liveness.master_session import Standing
+from wancoll.peer.core.liveness.master_session import MasterSession
 from wancoll.peer.core.op import Op, OpState
 from wancoll.peer.core.p2p import P2P
 from wancoll.wire import messages as m
@@ -79,10 +79,10 @@ class Member:
         self.mid = 0
         self.seat: Seat | None = None
         self.over = False
-        self.standing = Standing()
+        self.master_session = MasterSession()
         self.attempts = Attempts(first_engine_id)
-        self.collectives = Collectives(self.attempts, self.standing, limits)
-        self.p2p = P2P(self.attempts, self.standing, limits)
+        self.collectives = Collectives(self.attempts, self.master_session, limits)
+        self.p2p = P2P(self.attempts, self.master_session, limits)
         self._calls = CallBook(name)
         self._last: m.Failure | None = None  # of the connection as a whole, which waits for the outcomes of calls
 
@@ -230,7 +230,7 @@ class Member:
     def joined(self, mid: int, connection: int, master: int = 0) -> list[cmd.Command]:
         """The *master* knows this member as *mid*, on the *connection*-th control connection."""
         self.mid = mid
-        self.standing.joined(connection, master)
+        self.master_session.joined(connection, master)
         return []
 
     def reconnected(self, connection: int, master: int) -> list[cmd.Command]:
@@ -239,9 +239,9 @@ class Member:
             return []
         if self.seat is None:
             return self.join()
-        if master == self.standing.master:
+        if master == self.master_session.master:
             return []  # it has dropped this member with the connection, and says so
-        self.standing.reported(connection, master)
+        self.master_session.reported(connection, master)
         return [cmd.ToMaster(self._report(self.seat))]
 
     def _report(self, seat: Seat) -> m.Report:
@@ -270,11 +270,11 @@ class Member:
 
     def resumed(self, resumed: m.Resumed) -> list[cmd.Command]:
         """All members have reported to the new master, and the epoch goes on: say again what it needs to know."""
-        if self.over or not self.standing.reporting or resumed.epoch != self.epoch_number:
+        if self.over or not self.master_session.reporting or resumed.epoch != self.epoch_number:
             return []
-        self.standing.known()
+        self.master_session.known()
         self.collectives.master_away = False
-        again = [*self.collectives.told(), *self.collectives.graces(), *self.standing.said.values()]
+        again = [*self.collectives.told(), *self.collectives.graces(), *self.master_session.said.values()]
         return [cmd.ToMaster(message) for message in again] + self.p2p.tell_again()
 
     def enter_epoch(self, epoch: m.Epoch, now: float) -> list[cmd.Command]:
@@ -289,8 +289,8 @@ class Member:
         if self.seat is None:
             self.collectives.called = epoch.committed_upto
         commands = self.collectives.leave_epoch(epoch.committed_upto, now, passed=epoch.passed)
-        self.standing.known()
-        self.standing.said.clear()
+        self.master_session.known()
+        self.master_session.said.clear()
         self.seat = seat = Seat.of(epoch, self.mid)
         self._calls.enter(epoch.epoch, seat.world)
         place = m.EpochInfo(epoch.epoch, seat.rank, self.name, self.member_names, epoch.reason, epoch.goodbyes)
@@ -320,7 +320,7 @@ class Member:
         """Stop the epoch's ops; the master is about to send the next epoch."""
         if self.over or abort.epoch != self.epoch_number:
             return []
-        self.standing.known()  # a new master that was reported to wants the epoch to end
+        self.master_session.known()  # a new master that was reported to wants the epoch to end
         return self.collectives.abort(abort.ask)
 
     def cover(self, cover: m.Cover, now: float) -> list[cmd.Command]:
@@ -368,7 +368,7 @@ class Member:
 
     def master_is_back(self) -> None:
         """A master is connected. One that does not know the member yet has to answer its report first."""
-        if not self.standing.reporting:
+        if not self.master_session.reporting:
             self.collectives.master_away = False
 
     def master_unreachable(self, address: str, waited: float, cause: str) -> list[cmd.Command]:
@@ -451,7 +451,7 @@ class Member:
         """The link to member *other* could not be made within its deadline."""
         if self.over or self.seat is None:
             return []
-        return [self.standing.link_down(self.seat, other, "unreachable", reason)]
+        return [self.master_session.link_down(self.seat, other, "unreachable", reason)]
 
     def p2p_unreachable(self, other: int, reason: str) -> list[cmd.Command]:
         """The link for sends and recvs to member *other* could not be made within its deadline."""

@@ -22,7 +22,7 @@ from wancoll.peer.core import commands as cmd
 from wancoll.peer.core import links, outcomes
 from wancoll.peer.core.book import Attempts, Book
 from wancoll.peer.core.calls import Call, Seat
-from wancoll.peer.core.liveness.master_session import Standing
+from wancoll.peer.core.liveness.master_session import MasterSession
 from wancoll.peer.core.op import Op, OpState
 from wancoll.wire import messages as m
 
@@ -37,8 +37,8 @@ _HINTS = {
 class P2P(Book):
     """A member's sends and recvs; Book describes the arguments."""
 
-    def __init__(self, attempts: Attempts, standing: Standing, limits: Limits) -> None:
-        super().__init__(attempts, standing, limits)
+    def __init__(self, attempts: Attempts, master_session: MasterSession, limits: Limits) -> None:
+        super().__init__(attempts, master_session, limits)
         self._called = 0
         self._up: set[int] = set()  # members to whom the link for sends and recvs is up
         self._asked: set[int] = set()  # members to whom it was asked for
@@ -126,14 +126,18 @@ class P2P(Book):
         self._up.discard(other)
         self._asked.discard(other)
         if self.uses(other):
-            return [self._standing.link_down(self.seat, other, "lost", reason, sends=True)]
+            return [self._master_session.link_down(self.seat, other, "lost", reason, sends=True)]
         return self._start_with(other)
 
     def link_unreachable(self, other: int, reason: str) -> list[cmd.Command]:
         """The link to *other* was not made in time: if a call waits for it, tell the master, and ask for it again."""
         self._asked.discard(other)
         again = self._start_with(other)
-        return [self._standing.link_down(self.seat, other, "unreachable", reason, sends=True), *again] if again else []
+        return (
+            [self._master_session.link_down(self.seat, other, "unreachable", reason, sends=True), *again]
+            if again
+            else []
+        )
 
     # ---- a new master --------------------------------------------------------------------------------
 

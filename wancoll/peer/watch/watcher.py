@@ -80,7 +80,7 @@ class Watcher:
             watched.waits = None
             if not member.over:
                 watched.waits = self._waits_of(session, now)
-            if watched.waits is not None and not member.standing.reporting:
+            if watched.waits is not None and not member.master_session.reporting:
                 self._daemon.control.send(watched.waits)
             self._note(session, watched, now)
             self._answer(session, watched)

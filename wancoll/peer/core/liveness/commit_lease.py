@@ -1,7 +1,8 @@
-"""How long no master may have heard a daemon: since it *sent* the newest word that a master has answered (C8). Pure.
+"""Commit lease: how long members may commit by themselves since a master last heard their daemon (C8). Pure.
 
-An answer may have lain in the socket while the daemon slept, so when it is read says nothing. Times are of one clock,
-which goes on while the machine sleeps.
+The lease begins when a word that the master has answered was *sent*: the answer may have lain in the socket while the
+daemon slept. It lasts heartbeat_timeout and master_grace; then the group may have formed anew without these members.
+Times are of one clock, which goes on while the machine sleeps.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 from collections import deque
 
 
-class Vouching:
-    """How long no master may have heard this daemon. Begins as if a master had answered at *now*, seconds."""
+class CommitLease:
+    """The lease of this daemon's members. Begins as if a master had answered at *now*, seconds."""
 
     def __init__(self, now: float) -> None:
         self._at = now
@@ -34,5 +35,5 @@ class Vouching:
         return now - self._at
 
     def is_over(self, now: float, heartbeat_timeout: float, master_grace: float) -> bool:
-        """Whether a group may have formed anew under the name of members that commit by themselves."""
+        """Whether the lease has ended: the group's name may belong to others."""
         return self.unheard(now) >= heartbeat_timeout + master_grace

@@ -1,9 +1,13 @@
-"""How a member stands with the master: who knows it, and what a master that was started anew is told. Pure.
+"""Master session: which master knows a member, and what another one is told. Pure.
 
-A master's identity is drawn at each start (Welcome.master). To the one that it knew a member has nothing to say after
-a reconnect: that one has dropped it with the connection, and says so. Another one gets a Report (R7), and until it
-answers with Resumed, Epoch or Evicted the member says nothing else of its epoch (R12): the answer tells whether the
-epoch goes on. If it does, all is said again that the old master may have taken to its grave.
+the master that answers                     the member
+is the one that knew it, and goes on with   says nothing again
+the connection
+is the one that knew it, and has dropped    is told so: it is out
+it with the connection
+is another one (its identity is drawn at    sends a Report (R7), and until Resumed, Epoch or Evicted comes nothing
+each start, Welcome.master)                 else of its epoch (R12). After Resumed it says again all that the old
+                                            master may not have passed on
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from wancoll.wire import messages as m
 _SAID_KEPT = 1024
 
 
-class Standing:
+class MasterSession:
     """What the master knows of this member, and what is to be reported again."""
 
     def __init__(self) -> None:
