@@ -75,6 +75,8 @@ def check_picture(path: Path, *, what: str) -> None:
 Seconds = Annotated[float, Parameter(validator=_check_seconds)]
 SecondsOrEver = Annotated[float, Parameter(validator=_check_seconds_or_ever)]  # inf: without end
 SecondsOrNone = Annotated[float, Parameter(validator=_check_seconds_or_none)]  # 0: not at all
+Switch = Annotated[bool, Parameter(negative=())]  # --option, without a --no-option
+Seed = Annotated[int, Parameter(validator=between(0, 2**63 - 1))]
 AsJson = Annotated[bool, Parameter(name="--json", negative=(), help="Print one JSON object instead of tables.")]
 
 Metrics = Annotated[

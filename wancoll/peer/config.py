@@ -8,7 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from wancoll.limits import DEFAULT, Limits
-from wancoll.options import NO_MASTER, Metrics, MetricsToken, Seconds, SecondsOrEver, Unseen, between
+from wancoll.options import NO_MASTER, Metrics, MetricsToken, Seconds, SecondsOrEver, Switch, Unseen, between
 
 MAX_WORKERS = 64
 
@@ -62,7 +62,7 @@ class PeerConfig:
     name: str = ""
     site: str = ""
     join: str = ""
-    insecure: Annotated[bool, Parameter(negative=())] = False
+    insecure: Switch = False
     state: str = ""
     ca: str = ""
     cert: str = ""
@@ -76,8 +76,8 @@ class PeerConfig:
     arena_bytes: Annotated[int, Parameter(validator=between(0, 1 << 46))] = 0
     metrics: Metrics = ""
     metrics_token: MetricsToken = ""
-    ready_without_master: Annotated[bool, Parameter(negative=())] = False
-    watch_stdin: Annotated[bool, Parameter(negative=())] = False
+    ready_without_master: Switch = False
+    watch_stdin: Switch = False
     failpoint_token: Annotated[str, Unseen] = ""
     limits: Annotated[Limits, Unseen] = DEFAULT
 

@@ -8,13 +8,11 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Annotated
 
-from cyclopts import Parameter
-
 from wancoll.cli.asking import Asking
 from wancoll.cli.looking.status import EXIT_NOT_WELL, MOST_EVENTS, MasterOrOwn, OfGroup, find
 from wancoll.errors import MasterUnreachable, ProtocolError
 from wancoll.health import no_group
-from wancoll.options import Flat
+from wancoll.options import Flat, Switch
 from wancoll.wire.messages import EventRecord
 
 LOOK = 1.0  # seconds between questions
@@ -25,7 +23,7 @@ def events(
     *,
     master: MasterOrOwn = "",
     group: OfGroup = "",
-    follow: Annotated[bool, Parameter(negative=())] = False,
+    follow: Switch = False,
     asking: Annotated[Asking, Flat] = Asking(),
 ) -> int:
     """Show the last 50 events that a master has recorded, oldest first: time (UTC), group, epoch, and what happened.

@@ -23,7 +23,7 @@ from wancoll.cli.model.question import (
 )
 from wancoll.errors import ConfigError
 from wancoll.limits import format_size
-from wancoll.options import AsJson, between, check_picture
+from wancoll.options import AsJson, Switch, between, check_picture
 from wancoll.schedule.cost import ALGORITHMS, HALVED, LinkCost
 from wancoll.units import format_duration, format_rate, parse_duration, parse_rate, parse_size
 
@@ -73,7 +73,7 @@ def run(
     overhead: str = "0us",
     size: str = "",
     world: Annotated[int, Parameter(validator=between(0, MOST_MEMBERS))] = 0,
-    algorithms: Annotated[bool, Parameter(negative=())] = False,
+    algorithms: Switch = False,
     sites: Annotated[int, Parameter(validator=between(0, MOST_MEMBERS))] = 0,
     inside_alpha: str = "5us",
     inside_bandwidth: str = "100GB/s",

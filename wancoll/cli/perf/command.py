@@ -15,7 +15,7 @@ from wancoll.cli.perf.values import COLLECTIVES
 from wancoll.collective import Codec, DType
 from wancoll.errors import ConfigError, WancollError
 from wancoll.limits import DEFAULT, counted
-from wancoll.options import AsJson, Seconds, between
+from wancoll.options import AsJson, Seconds, Switch, between
 from wancoll.schedule.build import takes
 from wancoll.schedule.cost import AVAILABLE
 from wancoll.units import parse_size
@@ -53,7 +53,7 @@ def perf(
     in_flight: Annotated[int, Parameter(name="--async", validator=between(1, MAX_IN_FLIGHT))] = 1,
     lanes: Annotated[int, Parameter(validator=between(1, DEFAULT.max_lanes))] = 8,
     checksum: bool = True,
-    outside_arena: Annotated[bool, Parameter(negative=())] = False,
+    outside_arena: Switch = False,
     site: str = "",
     master: str = "",
     socket: str = "",

@@ -18,7 +18,7 @@ from cyclopts.config import Env
 from wancoll.chaos.core.faults import KINDS, Shape
 from wancoll.errors import ConfigError
 from wancoll.limits import DEFAULT, format_size
-from wancoll.options import Seconds, between
+from wancoll.options import Seconds, Seed, Switch, between
 from wancoll.process import exit_on_sigterm
 from wancoll.units import parse_size
 
@@ -39,7 +39,7 @@ def run(
     *,
     peers: Annotated[int, Parameter(validator=between(3, MOST_PEERS))] = 4,
     seconds: Seconds = 60.0,
-    seed: Annotated[int, Parameter(validator=between(0, 2**63 - 1))] = 0,
+    seed: Seed = 0,
     faults: Annotated[
         str, Parameter(help=f"Kinds of faults, separated by commas: {', '.join(KINDS)}. Empty: all.")
     ] = "",
@@ -52,7 +52,7 @@ def run(
     as_html: Annotated[Path | None, Parameter(name="--html")] = None,
     keep_logs: Path | None = None,
     commit: Literal["master", "members"] = DEFAULT.commit,
-    secure: Annotated[bool, Parameter(negative=())] = False,
+    secure: Switch = False,
     spoil: Annotated[bool, Parameter(negative=(), show=False)] = False,
 ) -> int:
     """Break a cluster on this machine in every way, by a seeded schedule, and check what it promises.

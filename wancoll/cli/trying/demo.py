@@ -9,7 +9,7 @@ from typing import Annotated
 from cyclopts import App, Parameter
 from cyclopts.config import Env
 
-from wancoll.options import Seconds, between, check_picture
+from wancoll.options import Seconds, Seed, Switch, between, check_picture
 from wancoll.process import exit_on_sigterm
 
 MOST_PEERS = 16  # a process each for daemon and training, on one machine
@@ -38,10 +38,10 @@ def run(
     *,
     peers: Annotated[int, Parameter(validator=between(2, MOST_PEERS))] = 4,
     steps: Annotated[int, Parameter(validator=between(LEAST_STEPS, 1000000))] = 800,
-    seed: Annotated[int, Parameter(validator=between(0, 2**63 - 1))] = 0,
+    seed: Seed = 0,
     picture: Path = Path("wancoll-demo.png"),
     silence_timeout: Seconds = 60.0,
-    secure: Annotated[bool, Parameter(negative=())] = False,
+    secure: Switch = False,
     spoil: Annotated[bool, Parameter(negative=(), show=False)] = False,
 ) -> int:
     """Train a small network on local peers, kill one in the middle of an all-reduce, let another one join.
