@@ -152,7 +152,6 @@ def unknown_files(root: Path) -> list[str]:
     return [
         f"{path.relative_to(root)}:{line}: {name} is the end of {ends} paths"
         for path in documents(root)
-        if path.name != "CHANGELOG.md"
         for line, text in prose(path)
         for name in CODE.findall(text)
         if FILE.fullmatch(name) and not name.startswith("/") and "*" not in name

@@ -1,4 +1,4 @@
-"""Every error against every phase of a call: what may have happened. The table is that of docs/when-it-fails.md.
+"""Every error against every phase of a call: what may have happened. The table is that of docs/guide.md.
 
 What the daemon says of a call is held by tests/peer/test_member.py, and judged in the simulation.
 """
@@ -53,7 +53,7 @@ def cells(phase: int, *what: str) -> list[str]:
 
 
 def test_the_table_is_that_of_the_page_and_has_every_error() -> None:
-    text = (ROOT / "docs" / "when-it-fails.md").read_text().partition("## What may have happened")[2]
+    text = (ROOT / "docs" / "guide.md").read_text().partition("## What may have happened")[2]
     rows = [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in text.split("\n##")[0].splitlines()]
     found = {row[0]: tuple(row[1:]) for row in rows if len(row) == 4 and row[0] in TABLE}
     assert found == TABLE

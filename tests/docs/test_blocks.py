@@ -40,20 +40,20 @@ RUN_BY = {
     ("README.md", "import numpy as np"): f"docs/{HERE}",
     ("docs/benchmarks.md", "$ wancoll model --alpha 5us --bandwidth 100GB/s --world 64"): f"docs/{HERE}",
     ("docs/benchmarks.md", f"$ wancoll model training {LONG}"): f"docs/{HERE}",
-    ("docs/diloco.md", "import torch"): "torch/test_diloco.py",
-    ("docs/elastic.md", "import torch"): "torch/test_elastic_training.py",
-    ("docs/examples.md", "python -m wancoll.examples.ddp"): "torch/test_examples.py",
-    ("docs/examples.md", "$ python -m wancoll.examples.zero1"): "torch/test_examples.py",
-    ("docs/examples.md", "wancoll demo torch"): "cli/test_demo_torch.py",
-    ("docs/quickstart.md", "import time"): f"docs/{HERE}",
-    ("docs/quickstart.md", "wancoll master --first &"): f"docs/{HERE}",
-    ("docs/quickstart.md", "kill -9 %4"): f"docs/{HERE}",
+    ("docs/training.md", "import torch"): "torch/test_diloco.py",
+    ("docs/training.md", "import torch"): "torch/test_elastic_training.py",
+    ("docs/training.md", "python -m wancoll.examples.ddp"): "torch/test_examples.py",
+    ("docs/training.md", "$ python -m wancoll.examples.zero1"): "torch/test_examples.py",
+    ("docs/training.md", "wancoll demo torch"): "cli/test_demo_torch.py",
+    ("docs/guide.md", "import time"): f"docs/{HERE}",
+    ("docs/guide.md", "wancoll master --first &"): f"docs/{HERE}",
+    ("docs/guide.md", "kill -9 %4"): f"docs/{HERE}",
     ("docs/testing.md", "import numpy as np"): f"docs/{HERE}",
-    ("docs/torch.md", 'torch.distributed.init_process_group("wancoll")  # in place of "gloo"; CPU and CUDA tensors'): (
+    ("docs/training.md", 'torch.distributed.init_process_group("wancoll")  # in place of "gloo"; CPU and CUDA tensors'): (
         f"docs/{HERE}"
     ),
-    ("docs/using.md", "feedback = wancoll.ErrorFeedback()"): f"docs/{HERE}",
-    ("docs/wan.md", "wancoll model --alpha 40ms --bandwidth 500Mbit/s --world 4 --algorithms"): f"docs/{HERE}",
+    ("docs/guide.md", "feedback = wancoll.ErrorFeedback()"): f"docs/{HERE}",
+    ("docs/operations.md", "wancoll model --alpha 40ms --bandwidth 500Mbit/s --world 4 --algorithms"): f"docs/{HERE}",
 }
 TO_RUN = ("python", "sh", "console")
 
@@ -310,7 +310,7 @@ def test_ci_runs_what_failed_once_more_and_names_what_passed_then(tmp_path: Path
 
 
 def test_the_codec_with_feedback_in_using() -> None:
-    source = the("docs/using.md", "feedback = wancoll.ErrorFeedback()").text
+    source = the("docs/guide.md", "feedback = wancoll.ErrorFeedback()").text
     with Cluster(2, fork=True) as cluster:
 
         def one(i: int) -> Any:
@@ -365,7 +365,7 @@ def test_the_script_that_tests_your_own_training(tmp_path: Path) -> None:
 @pytest.mark.timeout(200)
 def test_the_quickstart_as_somebody_types_it(tmp_path: Path) -> None:
     """Its blocks, by one bash: only the port is another one, and a step does not take as long."""
-    page = "docs/quickstart.md"
+    page = "docs/guide.md"
     train = the(page, "import time").text
     assert "time.sleep(0.1)" in train
     # Fast, but for whoever has to be killed, or to come, first.

@@ -77,7 +77,7 @@ def test_the_site_is_whole(site: dict[str, Page]) -> None:
             if anchor and there in site and name not in ("genindex.html", "search.html"):
                 assert anchor in site[there].ids, f"{name} leads to {asked}"
     assert site["docs/protocol.html"].sequences == (ROOT / "docs" / "protocol.md").read_text().count("```mermaid\n") > 0
-    commands = site["docs/commands.html"]
+    commands = site["docs/reference.html"]
     said = {*commands.text.split()}
     for path in every_command(app, []):
         assert "-".join(["wancoll", *path]) in commands.ids
@@ -87,12 +87,12 @@ def test_the_site_is_whole(site: dict[str, Page]) -> None:
     errors = {name for name in wancoll.__all__ if isinstance(getattr(wancoll, name), type)
               and issubclass(getattr(wancoll, name), wancoll.WancollError)}  # fmt: skip
     assert len(errors) > 10
-    assert {f"wancoll.errors.{name}" for name in errors} <= site["docs/errors.html"].ids
+    assert {f"wancoll.errors.{name}" for name in errors} <= site["docs/reference.html"].ids
     named = {f"wancoll.{name}" for name in set(wancoll.__all__) - errors}
     named |= {f"wancoll.testing.{name}" for name in wancoll.testing.__all__}
     named |= {f"wancoll.torch.{name}" for name in ("DiLoCo", "ElasticDataParallel", "ElasticSampler", "OuterStep")}
     named.add("wancoll.Communicator.all_reduce")
-    assert named <= site["docs/api.html"].ids
+    assert named <= site["docs/reference.html"].ids
 
 
 def every_command(command: Any, path: list[str]) -> list[list[str]]:

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from prometheus_client.parser import text_string_to_metric_families
 
-DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
+DOCS = Path(__file__).parents[2] / "docs" / "operations.md"
 ROW = re.compile(r"^\| `(wancoll_\w+)` \| (\w+) \| ([\w, ]*) \| (.+) \|$", re.MULTILINE)
 
 T = TypeVar("T")
@@ -39,7 +39,7 @@ class Scrape:
 
 
 def documented() -> list[tuple[str, str, tuple[str, ...], str]]:
-    """Name, type, labels and help of each metric in docs/metrics.md."""
+    """Name, type, labels and help of each metric in docs/operations.md."""
     found = ROW.findall(DOCS.read_text())
     return [(name, kind, tuple(filter(None, labels.split(", "))), text) for name, kind, labels, text in found]
 

@@ -1,4 +1,4 @@
-"""The elastic training loop of docs/elastic.md, as printed, in processes that are killed in the middle of backward."""
+"""The elastic training loop of docs/training.md, as printed, in processes that are killed in the middle of backward."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ BATCH = 32  # as the loop has it
 
 
 def loop() -> str:
-    """The loop, as docs/elastic.md prints it."""
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "elastic.md").read_text(), re.DOTALL)
+    """The loop, as docs/training.md prints it."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "training.md").read_text(), re.DOTALL)
     (found,) = [block for block in blocks if "ElasticSampler(" in block]
     return str(found)
 

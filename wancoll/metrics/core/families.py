@@ -1,4 +1,4 @@
-"""Every metric that daemons and masters tell: name, type, labels and help. Names are stable: docs/metrics.md."""
+"""Every metric that daemons and masters tell: name, type, labels and help. Names are stable: docs/operations.md."""
 
 from __future__ import annotations
 
