@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 CORES = [
-    "wancoll/peer/core", "wancoll/metrics/core", "wancoll/chaos/core", "master/wancoll_master/core",
+    "wancoll/commit", "wancoll/peer/core", "wancoll/metrics/core", "wancoll/chaos/core", "master/wancoll_master/core",
     "master/wancoll_master/plan",
 ]  # fmt: skip
 KNOWN = {

@@ -45,6 +45,7 @@ PURE = (
     "wancoll.cli.looking.timeline",
     "wancoll.health",
     "wancoll.collective",
+    "wancoll.commit",
     "wancoll.errors",
     "wancoll.limits",
     "wancoll.schedule",
@@ -75,6 +76,7 @@ MAY_IMPORT = {
     "wancoll.chaos.core": (*BASE, "wancoll.chaos.core", "wancoll.units"),
     "wancoll.schedule": (*BASE, "wancoll.schedule"),
     "wancoll.sync": (*BASE, "wancoll.sync"),
+    "wancoll.commit": (*BASE, "wancoll.commit", "wancoll.wire"),
     "wancoll.wire": (*BASE, "wancoll.wire"),
     "wancoll.process": ("wancoll.errors",),
     "wancoll.trust": (*BASE, "wancoll.local", "wancoll.trust"),
@@ -94,7 +96,7 @@ MAY_IMPORT = {
         "wancoll.trust",
         "wancoll.wire",
     ),
-    "wancoll.peer.core": (*BASE, "wancoll.peer.core", "wancoll.schedule", "wancoll.wire"),
+    "wancoll.peer.core": (*BASE, "wancoll.commit", "wancoll.peer.core", "wancoll.schedule", "wancoll.wire"),
     "wancoll.torch.backend.anysource": (*BASE, "wancoll.client", "wancoll.torch"),
     "wancoll.torch.backend.buckets": (*BASE, "wancoll.client"),
     "wancoll.torch.training.diloco": (
@@ -125,6 +127,7 @@ MAY_IMPORT = {
     "wancoll.torch.backend.handle": (*BASE, "wancoll.client", "wancoll.torch.backend.untraced"),
     "wancoll_master.core": (
         *BASE,
+        "wancoll.commit",
         "wancoll.health",
         "wancoll.local",
         "wancoll.metrics.core",
@@ -145,6 +148,7 @@ MAY_IMPORT = {
     ),
     "wancoll_master": (
         *BASE,
+        "wancoll.commit",
         "wancoll.failpoints",
         "wancoll.health",
         "wancoll.local",

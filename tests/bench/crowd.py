@@ -155,7 +155,7 @@ class Crowd:
         """One operation."""
         group = self.group
         for member in list(group.members):
-            self.say(member.daemon.conn, m.Done(group.name, member.mid, group.epoch, seq, 1, 2))
+            self.say(member.daemon.conn, m.Vote(group.name, member.mid, group.epoch, seq, 1, 2))
         assert group.committed == seq
 
     def slow(self, member: Member, seq: int) -> m.Waits:
@@ -217,7 +217,7 @@ def waiting(members: int) -> list[Bar]:
     crowd.form(members)
     crowd.commit(1)
     for member in crowd.group.members:
-        crowd.say(member.daemon.conn, m.Done(member.group.name, member.mid, member.group.epoch, 2, 1, 2))
+        crowd.say(member.daemon.conn, m.Vote(member.group.name, member.mid, member.group.epoch, 2, 1, 2))
         break
     crowd.now += 1.5
     crowd.beat()
@@ -257,8 +257,8 @@ def reports(members: int) -> list[Bar]:
         crowd.hello(number, term=0, master=99)
     hello = crowd.measured()
     for number, conn in crowd.conns.items():
-        head = ("group-0", number + 1, 7, named, plan, b"k" * 16, members, 1, "", 0, 3)
-        crowd.say(conn, m.Report(*head, [], False, [(4, 1, 2)], [], [], 0, [], []))
+        head = ("group-0", number + 1, 7, named, plan, b"k" * 16, members, 1, "", 0)
+        crowd.say(conn, m.Report(*head, [], False, m.EpochReport(3, [(4, 1, 2)], [], []), [], 0, [], []))
         crowd.say(conn, m.Heartbeat(0))
     cost = crowd.measured()
     assert len(crowd.group.members) == members

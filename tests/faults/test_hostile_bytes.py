@@ -100,7 +100,7 @@ def other_messages(connection: socket.socket, rng: random.Random) -> None:
 
 def well_formed() -> list[bytes]:
     return [
-        encode(m.Done("group", 1, 1, 1, 0, 0)),
+        encode(m.Vote("group", 1, 1, 1, 0, 0)),
         encode(m.Commit("group", 1, 1 << 60, 1)),
         encode(m.Join("group", "intruder", 1, 1)),
         encode(m.Detach()),

@@ -20,18 +20,19 @@ from wancoll.peer.core import commands as cmd
 from wancoll.peer.core.collectives import Collectives
 from wancoll.peer.session import Session
 from wancoll.schedule.steps import Buffer, Direction, Place
-from wancoll.wire.note import Note
+from wancoll.wire.messages import Vote
+from wancoll.wire.note import pack
 
 real_hear, real_prepare, real_session = Collectives.hear, Engine.prepare, Session._prepare
 
 
 def hear(self, sender, note):  # whoever says that it has finished an operation hears that it is committed
     said = real_hear(self, sender, note)
-    if not isinstance(note, Note) or note.seq <= note.committed:
+    if not isinstance(note, Vote) or note.seq <= note.committed:
         return said
-    claim = Note(note.epoch, note.seq)
+    claim = Vote(note.group, 0, note.epoch, committed=note.seq)
     {answer}
-    return [cmd.SendNote((sender,), claim.pack(), again=True), *said]
+    return [cmd.SendNote((sender,), pack(claim), again=True), *said]
 
 
 def prepare(schedule, links, **rest):  # the last piece of the result that it passes on is its own input
@@ -53,8 +54,8 @@ Engine.prepare, Session._prepare = staticmethod(prepare), slowly
 """
 ANSWERS = {
     "says that it is committed": "pass",
-    "and votes as each wants to hear": "claim = claim._replace(seq=note.seq, digest=note.digest,"
-    " fingerprint=note.fingerprint)",
+    "and votes as each wants to hear": "claim = Vote(note.group, 0, note.epoch, note.seq, note.digest,"
+    " note.fingerprint, note.seq)",
 }
 
 

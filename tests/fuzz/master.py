@@ -107,7 +107,7 @@ class Master:
         for member in list(group.members):
             if member.daemon.name in self.conns:
                 head = GROUP, member.mid, group.epoch, group.committed + 1
-                self.say(member.daemon.name, m.Done(*head, 7, 7))
+                self.say(member.daemon.name, m.Vote(*head, 7, 7))
 
     # ---- steps ---------------------------------------------------------------------------------------
 
@@ -207,7 +207,7 @@ class Master:
         if self.chance.pick(4):
             upto = self.chance.pick(3)
             done = [(upto + 1 + place, 7, 7) for place in range(self.chance.pick(3))]
-            fields |= {"base": 0, "committed_upto": upto, "done": done, "updates": [], "voids": []}
+            fields |= {"base": 0, "finished": m.EpochReport(upto, done, [], []), "voids": []}
         return msgspec.structs.replace(report, **fields)
 
     def forget_speaker(self) -> None:
@@ -272,7 +272,7 @@ def check_bounds(state: State) -> None:
     window = 4 * limits.ops_in_flight
     for group in state.groups.values():
         assert len(group.members) + len(group.joining) <= limits.group_members
-        assert len(group.current.pending) <= window
+        assert len(group.current.tally.open) <= window
         assert len(group.digest_failures) <= window
         assert len(group.stalls) <= 2 * window
         assert len(group.losses) <= limits.bad_pairs

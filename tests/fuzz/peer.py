@@ -56,6 +56,7 @@ class Peer:
             ask=self.seqs,
             number=self.seqs,
             order=self.seqs,
+            committed=[0, 1],
             committed_upto=[0, 1],
             peer=[0, 1, 2, -1],
             root=[-1, 0, 1, 2],

@@ -33,6 +33,7 @@ import msgspec
 from tests.master.transcript import GROUP, Room, report_of
 from wancoll.cli.looking.tables import wait_lines
 from wancoll.collective import Descriptor, DType, Kind, ReduceOp
+from wancoll.commit.tally import UPDATE
 from wancoll.limits import PROTOCOL_VERSION, Limits, counted
 from wancoll.wire import messages as m
 from wancoll_master.core.ready import Announce, Broadcast, Close, Disconnected, Event, Message, Received, Send, Tick
@@ -41,7 +42,6 @@ from wancoll_master.core.views import report
 
 FILES = sorted(Path(__file__).with_name("scripts").glob("*.txt"))
 SHOWN = "    "
-UPDATE = Descriptor(Kind.update_membership).fingerprint()
 USUAL = m.Plan(4, 256 << 10, True, {}, [], 0, "", tracks=4)  # plans show what differs from this
 
 
@@ -238,12 +238,14 @@ class Script(Room):
 
         *updated* is an update_membership; *results* (digests) stand for those that follow from *upto* and *done*.
         """
-        found = [(seq, 0, UPDATE) if seq == updated else (seq, 7, 9) for seq in range(max(1, upto - 40), upto + 1)]
+        found = [(seq, *UPDATE) if seq == updated else (seq, 7, 9) for seq in range(max(1, upto - 40), upto + 1)]
         found += [(seq, digest, 9) for seq in _many(done)]
         if results is not None:
             found = [(seq, result, 9) for seq, result in results.items()]
-        lists = list(_many(told)), list(_many(apart)), list(_many(alone))
-        self.say(self._daemon(name), m.Frozen(GROUP, self.mid(name), self.epoch, upto, found, [], *lists))
+        found += [(seq, *UPDATE) for seq in sorted({*_many(told), *_many(alone)})]
+        collected = sorted({*_many(told)}.difference(_many(alone)))
+        report = m.EpochReport(upto, found, collected, list(_many(apart)))
+        self.say(self._daemon(name), m.Frozen(GROUP, self.mid(name), self.epoch, report))
 
     def all_frozen(self) -> None:
         for name in self.names:

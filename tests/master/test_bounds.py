@@ -70,8 +70,8 @@ def test_fates_of_members_that_did_not_report(room: Room) -> None:
     room.restarted(mids=tuple(range(1, 8)))
     members = [(mid, f"m{mid}", f"d{mid}") for mid in range(1, 8)]
     plan = m.Plan(4, 1024, True, {}, [], 0, "")
-    head = (GROUP, 1, 1, members, plan, b"k" * 16, 1, 1, "formed", 0, 0, [])
-    room.say("d1", m.Report(*head, False, [], [], [], 0, [], []))
+    head = (GROUP, 1, 1, members, plan, b"k" * 16, 1, 1, "formed", 0, [])
+    room.say("d1", m.Report(*head, False, m.EpochReport(0, [], [], []), [], 0, [], []))
     room.sleep(1)
     assert room.names == ["m1"]
     assert list(room.state.missing) == [(GROUP, 5), (GROUP, 6), (GROUP, 7)]
@@ -116,7 +116,7 @@ def test_operations_that_are_not_committed_and_those_that_stand_still(room: Room
     room.form(2)
     for seq in range(1, 9):
         room.done("m0", seq)
-    assert len(room.group.current.pending) == 8
+    assert len(room.group.current.tally.open) == 8
     still = m.OpWait(9, "all_reduce", 4, "moving", 100.0, 100.0)
     for name in ("m0", "m1"):
         room.say(f"d{name[1:]}", m.Waits(GROUP, room.mid(name), room.epoch, [still], []))
@@ -251,7 +251,7 @@ def test_bytes_that_all_daemons_report_and_those_of_daemons_that_are_gone(held: 
     assert 3 <= len(kept) < 20
 
 
-@pytest.mark.parametrize("kind", ["done", "told", "updates"])
+@pytest.mark.parametrize("kind", ["done", "collected", "divergent"])
 def test_bytes_of_reports_at_the_end_of_an_epoch(kind: str, held: Callable[[], int]) -> None:
     most = 8 * MIB
     room = Room(Limits(report_bytes=most))
@@ -267,11 +267,11 @@ def test_bytes_of_reports_at_the_end_of_an_epoch(kind: str, held: Callable[[], i
             break
         room.say("bad", m.GiveUp(group.name, mid, group.epoch, [1], "ends it"))
         assert group.current.closing is not None
-        lists: dict[str, Any] = {"done": [], "told": [], "updates": [], "apart": []}
-        lists[kind] = list(_MANY) if kind == "updates" else [(seq, 1 << 60, 1 << 61) for seq in _MANY]
-        room.say("bad", heard(m.Frozen(group.name, mid, group.epoch, 0, **lists)))
+        lists: dict[str, Any] = {"done": [], "collected": [], "divergent": []}
+        lists[kind] = [(seq, 1 << 60, 1 << 61) for seq in _MANY] if kind == "done" else list(_MANY)
+        room.say("bad", heard(m.Frozen(group.name, mid, group.epoch, m.EpochReport(0, **lists))))
         worst = max(worst, held() - before)
     assert worst < most // 8 + MIB // 2
-    if kind != "updates":
+    if kind == "done":
         assert not any("bad" in {one.daemon.name for one in room.state.groups[f"g{k}"].members} for k in range(2))
     assert "bad" in room.conns

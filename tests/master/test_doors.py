@@ -78,7 +78,7 @@ async def test_poison_ends_its_own_connection_at_most(case: str, tmp_path: Any, 
         mock_clock.jump(1.0)
         await wait_all_tasks_blocked(0.01)  # what it reported is decided by then
         for peer, mid in peers:
-            await peer.say(m.Done("g", mid, epochs[0].epoch, 1, 7, 9))
+            await peer.say(m.Vote("g", mid, epochs[0].epoch, 1, 7, 9))
         for peer, _ in peers:
             assert (await peer.expect(m.Commit)).upto == 1
         await join_and_commit(connect, "k")
@@ -124,7 +124,8 @@ async def test_a_bug_in_a_step_costs_no_group_its_epoch(monkeypatch: pytest.Monk
         assert (await peer.expect(m.Welcome)).term == before + 1
         who = [(one.mid, one.name, one.daemon) for one in epoch.members]
         head = ("g", mid, epoch.epoch, who, epoch.plan, epoch.key, 1, epoch.min_world, epoch.reason)
-        await peer.say(m.Report(*head, 0, 0, [], False, [(1, 7, 9)], [], [], 0, [], []), m.Heartbeat(0))
+        finished = m.EpochReport(0, [(1, 7, 9)], [], [])
+        await peer.say(m.Report(*head, 0, [], False, finished, [], 0, [], []), m.Heartbeat(0))
         assert (await peer.expect(m.Resumed)).epoch == epoch.epoch
         assert (await peer.expect(m.Commit)).upto == 1
 

@@ -380,7 +380,7 @@ async def test_who_is_put_out_hears_of_it_once_the_epoch_without_it_is_written()
         mid = (await other.expect(m.Joined)).mid
         assert (await other.expect(m.Epoch)).epoch == 2
         asked = store.asked
-        await other.say(m.Done("g", mid, 9, 1, 0, 0))  # of an epoch that has not begun
+        await other.say(m.Vote("g", mid, 9, 1, 0, 0))  # of an epoch that has not begun
         await hears_nothing(other)
         assert store.asked == asked + 1
         await other.say(m.Heartbeat(1), hello("c"))  # too late

@@ -142,7 +142,7 @@ async def join_and_commit(connect: Connect, group: str) -> None:
         for peer, mid in peers:
             epoch = await peer.expect(m.Epoch)
             assert epoch.to == mid
-            await peer.say(m.Done(group, mid, epoch.epoch, 1, 7, 9))
+            await peer.say(m.Vote(group, mid, epoch.epoch, 1, 7, 9))
         for peer, _ in peers:
             assert (await peer.expect(m.Commit)).upto == 1
             await peer.stream.aclose()
@@ -160,7 +160,7 @@ async def test_members_join_commit_and_hear_of_a_death():
         assert len(epochs[0].key) == 16
         for seq in range(1, 51):
             for peer, mid in peers:
-                await peer.say(m.Done("g", mid, 1, seq, 7 * seq, 9))
+                await peer.say(m.Vote("g", mid, 1, seq, 7 * seq, 9))
         for peer, _ in peers:
             upto = 0
             while upto < 50:
@@ -190,7 +190,7 @@ async def test_commits_are_quick():
         for seq in range(1, 301):
             started = time.perf_counter()
             for peer, mid in peers:
-                await peer.say(m.Done("g", mid, 1, seq, 7, 9))
+                await peer.say(m.Vote("g", mid, 1, seq, 7, 9))
             for peer, _ in peers:
                 assert (await peer.expect(m.Commit)).upto == seq
             took.append(time.perf_counter() - started)
@@ -274,7 +274,7 @@ HOSTILE = {
     "another protocol": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
     "wrong type": frame(msgspec.msgpack.encode(["Hello", "one", "d", 1, ["a:1"], 1, "v"])),
     "unknown message": frame(msgspec.msgpack.encode(["Explode", 1])),
-    "negative": frame(msgspec.msgpack.encode(["Done", "g", -1, 1, 1, 1, 1])),
+    "negative": frame(msgspec.msgpack.encode(["Vote", "g", -1, 1, 1, 1, 1])),
     "a map": frame(msgspec.msgpack.encode({"type": "Hello"})),
     "not first": encode(m.Heartbeat(1)),
     "hello twice": encode(hello("evil")) * 2,
@@ -387,7 +387,7 @@ async def test_who_takes_up_the_connection_that_it_has_is_cut_off_alone(resumed:
         await mad.say(msgspec.structs.replace(again, dial=3))
         assert "introduces itself twice" in (await mad.expect(m.Bye)).reason
         assert await mad.hear() is None
-        await peer.say(m.Done("g", mid, 1, 1, 7, 9))
+        await peer.say(m.Vote("g", mid, 1, 1, 7, 9))
         await peer.expect(m.Commit)
         assert (await status(connect)).term == welcome.term
 
@@ -548,7 +548,7 @@ async def test_slow_names_hold_up_only_the_daemon_that_announces_them(monkeypatc
 async def test_status_is_the_first_and_only_message():
     async with master() as connect:
         peer, mid = await member(connect, "m0", 1)
-        await peer.say(m.Done("g", mid, 1, 1, 7, 9))
+        await peer.say(m.Vote("g", mid, 1, 1, 7, 9))
         await peer.expect(m.Commit)
         answer = await status(connect)
         (group,) = answer.groups
@@ -593,7 +593,8 @@ async def test_a_master_that_stood_still_takes_its_members_back(mock_clock: Mock
             assert (await peer.expect(m.Welcome)).term == before + 1
             who = [(one.mid, one.name, one.daemon) for one in epoch.members]
             head = ("g", mid, epoch.epoch, who, epoch.plan, epoch.key, 2, epoch.min_world, epoch.reason)
-            await peer.say(m.Report(*head, 0, 0, [], False, [(1, 7, 9)], [], [], 0, [], []), m.Heartbeat(0))
+            finished = m.EpochReport(0, [(1, 7, 9)], [], [])
+            await peer.say(m.Report(*head, 0, [], False, finished, [], 0, [], []), m.Heartbeat(0))
             peers[number] = peer, mid
         for peer, _ in peers:
             assert (await peer.expect(m.Resumed)).epoch == 1

@@ -156,7 +156,7 @@ def test_a_join_of_another_group_is_answered_and_changes_nothing() -> None:
     assert master.state.groups["a"].epoch > 0
 
 
-@pytest.mark.parametrize("what", ["Report", "Leave", "Ended", "Done", "Evict"])
+@pytest.mark.parametrize("what", ["Report", "Leave", "Ended", "Vote", "Evict"])
 def test_what_is_said_of_another_group_ends_the_connection_of_who_says_it(what: str) -> None:
     master = Master()
     master.hear(2, m.Join("b", "m", 1, 1))
@@ -165,10 +165,10 @@ def test_what_is_said_of_another_group_ends_the_connection_of_who_says_it(what: 
         "Report": report_of(mid, group="b", epoch=group.epoch + 1000),
         "Leave": m.Leave("b", "m"),
         "Ended": m.Ended([("b", mid)]),
-        "Done": m.Done("b", mid, group.epoch, 1, 7, 9),
+        "Vote": m.Vote("b", mid, group.epoch, 1, 7, 9),
         "Evict": m.Evict(PROTOCOL_VERSION, "b", "m", False, ""),
     }[what]
-    before = group.epoch, group.committed, [one.name for one in group.members], dict(group.current.pending)
+    before = group.epoch, group.committed, [one.name for one in group.members], dict(group.current.tally.open)
     ready = master.hear(1, said)
     if what == "Evict":
         [answer] = ready.messages
@@ -179,7 +179,7 @@ def test_what_is_said_of_another_group_ends_the_connection_of_who_says_it(what: 
     else:
         assert f"may not say {what} of group b" in ready.closes[0].reason
         assert "d1" not in master.state.daemons
-    assert (group.epoch, group.committed, [one.name for one in group.members], dict(group.current.pending)) == before
+    assert (group.epoch, group.committed, [one.name for one in group.members], dict(group.current.tally.open)) == before
 
 
 def test_a_flood_of_refusals_is_counted_and_logged_now_and_then() -> None:

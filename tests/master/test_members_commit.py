@@ -8,13 +8,11 @@ import pytest
 
 from tests.master.script import Script
 from tests.master.transcript import GROUP, Room, report_of
-from wancoll.collective import Descriptor, Kind
+from wancoll.commit import close
+from wancoll.commit.tally import UPDATE
 from wancoll.limits import Limits
 from wancoll.wire import messages as m
-from wancoll_master.core import borne
 from wancoll_master.core.ready import Former, Used
-
-UPDATE = Descriptor(Kind.update_membership).fingerprint()
 
 
 def voters(count: int, **limits: Any) -> Script:
@@ -54,10 +52,10 @@ def test_who_says_too_much_is_cut_off_and_not_who_speaks_next() -> None:
     room = voters(2)
     room.join("x", group="other", daemon="d1", start=1)
     for seq in range(1000, 1000 + 4096):
-        room.say("d0", m.Done(GROUP, room.mid("m0"), 1, seq, 7, 9))
-    room.say("d1", m.UpdateMembership(GROUP, room.mid("m1"), 1, 1))
+        room.say("d0", m.Vote(GROUP, room.mid("m0"), 1, seq, 7, 9))
+    room.say("d1", m.Vote(GROUP, room.mid("m1"), 1, 1, *UPDATE))
     assert "d1" in room.state.daemons
-    room.say("d0", m.Done(GROUP, room.mid("m0"), 1, 900, 7, 9))
+    room.say("d0", m.Vote(GROUP, room.mid("m0"), 1, 900, 7, 9))
     assert ("d0" in room.state.daemons, "d1" in room.state.daemons) == (False, True)
 
 
@@ -177,12 +175,12 @@ def test_a_restart_that_puts_out_all_who_are_left_ends_the_group_and_not_the_mas
 def test_liars_that_are_lost_are_counted_once_and_not_at_each_operation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else lists that a few members choose hold up a master for minutes."""
     counts: list[int] = []
-    real = borne._count
-    monkeypatch.setattr(borne, "_count", lambda words, seq: counts.append(seq) or real(words, seq))  # type: ignore[func-returns-value]
+    real = close._count
+    monkeypatch.setattr(close, "_count", lambda words, seq: counts.append(seq) or real(words, seq))  # type: ignore[func-returns-value]
     right = {seq: (7, seq) for seq in range(1, 201)}
-    liars = {100 + k: borne.Word(200, {seq: (k, seq) for seq in right}) for k in range(40)}
-    honest = {mid: borne.Word(200, right) for mid in range(1, 51)}
-    found = borne.judge(honest | liars, honest.keys(), 0, lambda seq: False, ())
+    liars = {100 + k: close.Word(200, {seq: (k, seq) for seq in right}) for k in range(40)}
+    honest = {mid: close.Word(200, right) for mid in range(1, 51)}
+    found = close.close_epoch(honest | liars, honest.keys(), 0, lambda seq: False, ())
     assert (found.upto, found.out, counts) == (200, {}, [1])
     assert found.results == [(seq, 7, seq) for seq in right]
 
@@ -190,15 +188,15 @@ def test_liars_that_are_lost_are_counted_once_and_not_at_each_operation(monkeypa
 @pytest.mark.parametrize("apart", [False, True])
 def test_what_only_a_lost_liar_says_is_committed_is_not_so_for_having_been_finished(apart: bool) -> None:
     """Another member may have another result, or only the master may commit it."""
-    honest = {mid: borne.Word(0, {1: (1, 9), 2: (2, 9)}, () if apart else {2}) for mid in (1, 2)}
-    liar = borne.Word(2, {1: (5, 9), 2: (2, 9)})
-    found = borne.judge(honest | {3: liar}, {1, 2}, 0, {2}.__contains__ if apart else lambda seq: False, ())
+    honest = {mid: close.Word(0, {1: (1, 9), 2: (2, 9)}, () if apart else {2}) for mid in (1, 2)}
+    liar = close.Word(2, {1: (5, 9), 2: (2, 9)})
+    found = close.close_epoch(honest | {3: liar}, {1, 2}, 0, {2}.__contains__ if apart else lambda seq: False, ())
     assert (found.sure, found.upto, found.results, found.out) == (0, 1, [(1, 1, 9)], {})
 
 
 def test_reports_are_counted_anew_without_a_lost_liar() -> None:
-    words = {1: borne.Word(1, {1: (1, 9)}), 2: borne.Word(0, {1: (1, 9)}), 3: borne.Word(0, {})}
-    found = borne.judge(words | {4: borne.Word(1, {1: (5, 9)})}, {1, 2, 3}, 0, lambda seq: False, ())
+    words = {1: close.Word(1, {1: (1, 9)}), 2: close.Word(0, {1: (1, 9)}), 3: close.Word(0, {})}
+    found = close.close_epoch(words | {4: close.Word(1, {1: (5, 9)})}, {1, 2, 3}, 0, lambda seq: False, ())
     assert set(found.out) == {3}
     assert not found.tied
 
@@ -262,7 +260,7 @@ def test_how_an_update_has_ended_is_not_believed_on_one_members_word(
     for mid in (1, 2, 3, 4):
         said: dict[str, Any] = {"updates": [1]} if mid in stands else {}
         if mid in told:
-            said |= {"committed_upto": told[mid].seq, "updated": told[mid], "done": [(1, 0, UPDATE)]}
+            said |= {"committed_upto": told[mid].seq, "updated": told[mid], "done": [(1, *UPDATE)]}
         room.say(f"d{mid}", report_of(mid, of=(1, 2, 3, 4, 9), commit=commit, **said))
     room.sleep(room.limits.rejoin_grace + 0.1)
     heard = [one.outcome for mid in stands for one in room.take(f"d{mid}", m.Updated)]

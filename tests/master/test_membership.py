@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.master.transcript import GROUP, Room
+from wancoll.commit.tally import UPDATE
 from wancoll.limits import PROTOCOL_VERSION, Limits
 from wancoll.wire import messages as m
 from wancoll.wire.epochs import applied
@@ -53,11 +54,11 @@ def test_a_link_that_breaks_all_the_time_does_not_spin_the_master(room):
     ("message", "says"),
     [
         (m.Hello(PROTOCOL_VERSION, "d1", 1, ["a:1"], 1, "", "v"), "introduces itself twice"),
-        (m.Done(GROUP, 1, 1, 1, 0, 0), "not its own"),
-        (m.Done("h", 2, 1, 1, 0, 0), "not its own"),
-        (m.Done(GROUP, 2, 9, 1, 0, 0), "has not begun"),
-        (m.Done(GROUP, 2, 1, 1 << 40, 0, 0), "impossible operation"),
-        (m.UpdateMembership(GROUP, 2, 1, 1 << 40), "impossible operation"),
+        (m.Vote(GROUP, 1, 1, 1, 0, 0), "not its own"),
+        (m.Vote("h", 2, 1, 1, 0, 0), "not its own"),
+        (m.Vote(GROUP, 2, 9, 1, 0, 0), "has not begun"),
+        (m.Vote(GROUP, 2, 1, 1 << 40, 0, 0), "impossible operation"),
+        (m.Vote(GROUP, 2, 1, 1 << 40, *UPDATE), "impossible operation"),
         (m.Mismatch(GROUP, 2, 1, 1 << 40, "x"), "impossible operation"),
         (m.GiveUp(GROUP, 2, 1, [1 << 40], ""), "impossible operation"),
         (m.LinkDown(GROUP, 2, 1, 2, "lost", ""), "itself"),
@@ -78,10 +79,10 @@ def test_nonsense_is_told_and_cut_off_and_the_others_go_on(room, message, says):
 @pytest.mark.parametrize(
     "message",
     [
-        m.Done(GROUP, 99, 1, 1, 0, 0),
-        m.Done(GROUP, 4, 1, 1, 0, 0),  # a joiner's
-        m.Done(GROUP, 2, 0, 1, 0, 0),
-        m.Done(GROUP, 2, 1, 0, 0, 0),
+        m.Vote(GROUP, 99, 1, 1, 0, 0),
+        m.Vote(GROUP, 4, 1, 1, 0, 0),  # a joiner's
+        m.Vote(GROUP, 2, 0, 1, 0, 0),
+        m.Vote(GROUP, 2, 1, 0, 0, 0),
         m.LinkDown(GROUP, 2, 1, 77, "lost", ""),
         m.LinkDown(GROUP, 2, 1, 4, "lost", ""),  # about a joiner
         m.Leave("nowhere", "m1"),

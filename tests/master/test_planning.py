@@ -80,7 +80,7 @@ class Net(Room):
         self.sleep(LOOK_SECONDS)
         self.all_update(seq)
         assert self.group.committed == seq
-        assert not self.group.current.pending
+        assert not self.group.current.tally.open
         told = self.epochs()
         assert not told or (told[0].committed_upto, told[0].voids) == (seq, [])
         return told[0] if told else None

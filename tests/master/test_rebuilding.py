@@ -12,6 +12,8 @@ from wancoll_master.core import membership
 from wancoll_master.core.ready import Ready, Received, Send, Used
 from wancoll_master.plan.planning import propose
 
+NOTHING = m.EpochReport(0, [], [], [])
+
 
 def test_a_member_is_of_one_group() -> None:
     """One mid in the reports for two groups would be one member that two groups hold, and end with one of them."""
@@ -24,7 +26,7 @@ def test_a_member_is_of_one_group() -> None:
     members = [(7, "h", "H"), (9, "y", "Y")]
     say(m.Hello(PROTOCOL_VERSION, "H", 1, ["10.0.0.1:5"], 1, "", "0", 0, [], False, 1, 9))
     for group in ("z", "g"):
-        ready = say(m.Report(group, 7, 3, members, plan, b"k" * 16, 2, 1, "r", 0, 0, [], False, [], [], [], 0, [], []))
+        ready = say(m.Report(group, 7, 3, members, plan, b"k" * 16, 2, 1, "r", 0, [], False, NOTHING, [], 0, [], []))
         if group == "z":
             assert not ready.closes
             assert not ready.messages
@@ -50,7 +52,7 @@ def test_members_of_another_group_are_not_reported_by_the_first_who_comes() -> N
         return {names[one.conn]: one.message for one in ready.messages if isinstance(one, Send)}
 
     def report(name: str, mid: int, members: list[tuple[int, str, str]]) -> dict[str, m.FromMaster]:
-        numbers = (plan, b"k" * 16, 2, 2, "r", 0, 0, [], False, [], [], [], 0, [], [])
+        numbers = (plan, b"k" * 16, 2, 2, "r", 0, [], False, NOTHING, [], 0, [], [])
         return say(name, m.Report(name[0], mid, 3, members, *numbers))
 
     for name in who:

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from wancoll.commit.tally import UPDATE
 from wancoll.limits import PROTOCOL_VERSION, Limits
 from wancoll.wire import messages as m
 from wancoll.wire.epochs import applied
@@ -38,6 +39,8 @@ def report_of(
     mid: int, epoch: int = 1, *, of: tuple[int, ...] = (1, 2, 3), commit: str = "master", **fields: Any
 ) -> m.Report:
     """What member m<mid> of daemon d<mid> reports; in its epoch the "master" or the "members" *commit*."""
+    upto, done = fields.pop("committed_upto", 0), list(fields.pop("done", ()))
+    done += [(seq, *UPDATE) for seq in fields.pop("updates", ())]
     basis = m.Report(
         group=GROUP,
         mid=mid,
@@ -49,11 +52,9 @@ def report_of(
         min_world=1,
         reason="formed",
         base=0,
-        committed_upto=0,
         voids=[],
         aborted=False,
-        done=[],
-        updates=[],
+        finished=m.EpochReport(upto, done, [], []),
         p2p=[],
         heard=0,
         settled=[],
@@ -291,14 +292,14 @@ class Room:
         return self.state.members[self.mid(name)].daemon.name
 
     def done(self, name: str, seq: int, digest: int = 7, fingerprint: int = 9, epoch: int = 0) -> None:
-        self.say(self._daemon(name), m.Done(GROUP, self.mid(name), epoch or self.epoch, seq, digest, fingerprint))
+        self.say(self._daemon(name), m.Vote(GROUP, self.mid(name), epoch or self.epoch, seq, digest, fingerprint))
 
     def all_done(self, seq: int) -> None:
         for name in self.names:
             self.done(name, seq)
 
     def update(self, name: str, seq: int) -> None:
-        self.say(self._daemon(name), m.UpdateMembership(GROUP, self.mid(name), self.epoch, seq))
+        self.say(self._daemon(name), m.Vote(GROUP, self.mid(name), self.epoch, seq, *UPDATE))
 
     def all_update(self, seq: int) -> None:
         for name in self.names:

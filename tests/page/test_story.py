@@ -111,7 +111,7 @@ def next_epoch(looked: Looked) -> None:
     """The members say what they have finished, so that the next epoch begins."""
     epoch = looked.room.epoch
     for member in list(looked.room.group.members):
-        looked.room.say(member.daemon.name, m.Frozen(GROUP, member.mid, epoch, 0, [], [], [], []))
+        looked.room.say(member.daemon.name, m.Frozen(GROUP, member.mid, epoch, m.EpochReport(0, [], [], [])))
     assert looked.room.epoch == epoch + 1
 
 

@@ -29,7 +29,7 @@ from wancoll.peer.daemon import _wallet as wallet_of
 from wancoll.trust.token import Token
 from wancoll.wire import messages as m
 from wancoll.wire.framing import Decoder, encode
-from wancoll.wire.note import Note, unpack
+from wancoll.wire.note import unpack
 
 SILENCE = 60.0  # seconds: the master that is played answers no heartbeat
 TWIN = "another daemon is named d, and answers"
@@ -100,7 +100,7 @@ class Stage:
         await master.say(m.Joined("g", "busy", 1, ""), ALONE)
         epoch = (await client.hear(m.EpochInfo)).epoch
         await client.say(m.Post(1, Descriptor(Kind.barrier), 0, 0, epoch))
-        return client, (await master.hear(m.Done)).seq
+        return client, (await master.hear(m.Vote)).seq
 
     async def close(self) -> None:
         for client in self._clients:
@@ -497,8 +497,8 @@ async def test_notes_are_said_by_the_engine_alone_whatever_failpoint_is_armed(
     real = Engine.send_note
 
     def send_note(self: Engine, link: int, data: bytes) -> bool:
-        note = unpack(data)
-        assert isinstance(note, Note)
+        note = unpack(data, "g", 0)
+        assert isinstance(note, m.Vote)
         said.append(note.seq)
         return real(self, link, data)
 
@@ -526,14 +526,14 @@ async def test_what_the_engine_has_finished_is_in_the_report_of_who_freezes(
         await until(two.finished)
         await two.masters[0].say(m.Abort("g", 1, 0, "somebody is lost"))
         frozen = await two.masters[0].hear(m.Frozen)
-        assert [seq for seq, _, _ in frozen.done] == [1]
+        assert [seq for seq, _, _ in frozen.finished.done] == [1]
 
 
 async def freezes_with_nothing(two: Pair) -> None:
     """The first member is told to freeze: its report has no operation, and the other one has heard of none."""
     await two.masters[0].say(m.Abort("g", 1, 0, "somebody is lost"))
     frozen = await two.masters[0].hear(m.Frozen)
-    assert (frozen.done, frozen.committed_upto) == ([], 0)
+    assert (frozen.finished.done, frozen.finished.committed) == ([], 0)
     with trio.move_on_after(0.5):
         await two.clients[1].hear(m.Result)
         pytest.fail("the other member has heard a note of what the report lacks")

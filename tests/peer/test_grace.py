@@ -30,7 +30,7 @@ def covering(*mids: int, **options: Any) -> tuple[Driver, Any]:
 
 def finish(d: Driver, seq: int = 1, number: int = 1) -> list[cmd.Command]:
     [done] = d.member.op_finished(d.engine_id, 7, 0)
-    assert done == cmd.ToMaster(m.Done("g", 1, number, seq, 7, SUM.fingerprint()))
+    assert done == cmd.ToMaster(m.Vote("g", 1, number, seq, 7, SUM.fingerprint()))
     return d.member.commit(m.Commit("g", number, seq, 1), 3.0)
 
 

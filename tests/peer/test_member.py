@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from wancoll.collective import Descriptor, DType, Kind, ReduceOp
+from wancoll.commit import tally
 from wancoll.errors import ProtocolError
 from wancoll.peer.core import commands as cmd
 from wancoll.peer.core import links, outcomes
@@ -92,7 +93,7 @@ def test_an_op_runs_reports_done_and_ends_with_its_commit() -> None:
     assert kinds(d.entered) == ["ToClient:EpochInfo", "Enter"]
     assert kinds(d.post()) == ["StartOp"]
     [done] = d.member.op_finished(d.engine_id, digest=77, bytes_sent=9)
-    assert done == cmd.ToMaster(m.Done("g", 1, 1, 1, 77, data().fingerprint()))
+    assert done == cmd.ToMaster(m.Vote("g", 1, 1, 1, 77, data().fingerprint()))
     [result] = told(d.member.commit(m.Commit("g", 1, 1, 1), 3.0), m.Result)
     assert (result.id, result.seq, result.epoch, result.contributors) == (1, 1, 1, ["m1", "m2"])
     assert (result.digest, result.attempts, result.bytes_sent, result.seconds) == (77, 1, 9, 2.0)
@@ -180,7 +181,7 @@ def test_done_waits_until_the_engine_has_let_go_of_older_attempts() -> None:
     assert cmd.CancelOp(first) in entered
     d.ready(2)
     assert d.member.op_finished(d.engine_id, 8, 0) == []
-    assert kinds(d.member.op_cancelled(first)) == ["ToMaster:Done"]
+    assert kinds(d.member.op_cancelled(first)) == ["ToMaster:Vote"]
 
 
 def test_a_stale_finish_does_not_count_for_the_new_attempt() -> None:
@@ -190,7 +191,7 @@ def test_a_stale_finish_does_not_count_for_the_new_attempt() -> None:
     d.member.enter_epoch(epoch(2, 1, 2), 2.0)
     d.ready(2)
     assert d.member.op_finished(first, 7, 0) == []
-    assert kinds(d.member.op_finished(d.engine_id, 8, 0)) == ["ToMaster:Done"]
+    assert kinds(d.member.op_finished(d.engine_id, 8, 0)) == ["ToMaster:Vote"]
 
 
 @pytest.mark.parametrize("attempt_is_live", [True, False])
@@ -288,7 +289,8 @@ def test_an_update_ends_as_it_has_for_others() -> None:
     assert (second.seq, second.epoch, second.contributors) == (2, 2, ["m1", "m2", "m3"])
     assert d.member.hear(updated, 2.0, 1, 1) == []
     report = d.member.reconnected(2, 22)[0].message
-    assert (report.committed_upto, report.updates, report.updated) == (2, [], updated.outcome)
+    assert (report.finished.committed, report.updated) == (2, updated.outcome)
+    assert sorted(seq for seq, _, _ in report.finished.done) == [1, 2]
     d.member.enter_epoch(epoch(3, 1, 2, upto=2), 3.0)
     assert d.member.collectives.updated == updated.outcome, "others may stand at it still"
     d.member.enter_epoch(epoch(4, 1, 2, upto=3), 3.0)
@@ -306,7 +308,7 @@ def test_too_small_a_world_fails_pending_and_later_ops_but_not_update_membership
     d.ready(2)
     [later] = told(d.post(), m.Failure)
     assert (later.id, later.error) == (2, "WorldTooSmall")
-    assert kinds(d.update()) == ["ToMaster:UpdateMembership"]
+    assert kinds(d.update()) == ["ToMaster:Vote"]
     admitted = d.member.enter_epoch(epoch(3, 1, 9, upto=3, floor=2), 3.0)
     [result] = told(admitted, m.Result)
     assert (result.id, result.seq, result.epoch) == (3, 3, 3)
@@ -322,7 +324,7 @@ def test_what_is_called_behind_an_update_membership_waits_for_its_outcome_in_too
     entered = d.member.enter_epoch(epoch(2, 1, floor=2), 2.0)
     entered += d.member.op_cancelled(old - 2) + d.member.op_cancelled(old)
     assert [(failed.id, failed.error) for failed in told(entered, m.Failure)] == [(1, "WorldTooSmall")]
-    assert kinds(d.ready(2)) == ["ToMaster:UpdateMembership"]
+    assert kinds(d.ready(2)) == ["ToMaster:Vote"]
     assert d.post() == d.update() == [], "nothing starts in this world"
     admitted = d.member.enter_epoch(epoch(3, 1, 9, upto=2, floor=2), 3.0)
     assert [(ended.id, ended.epoch) for ended in told(admitted, m.Result)] == [(2, 3)]
@@ -332,11 +334,11 @@ def test_what_is_called_behind_an_update_membership_waits_for_its_outcome_in_too
 
 def test_they_fail_in_too_small_a_world_where_the_update_membership_does() -> None:
     d = Driver(1, floor=2)
-    assert kinds(d.update()) == ["ToMaster:UpdateMembership"]
+    assert kinds(d.update()) == ["ToMaster:Vote"]
     assert d.post() == d.update() == d.post() == []
     ended = d.member.enter_epoch(epoch(2, 1, voids=[m.Void(1, "CollectiveMismatch", "", {})], floor=2), 2.0)
     assert [(one.id, one.error) for one in told(ended, m.Failure)] == [(1, "CollectiveMismatch"), (2, "WorldTooSmall")]
-    assert kinds(d.ready(2)) == ["ToMaster:UpdateMembership"], "and the next one is open"
+    assert kinds(d.ready(2)) == ["ToMaster:Vote"], "and the next one is open"
 
 
 def test_in_too_small_a_world_that_is_over_calls_wait_for_the_next() -> None:
@@ -354,7 +356,7 @@ def test_in_too_small_a_world_that_is_over_calls_wait_for_the_next() -> None:
 
 def test_update_membership_sends_a_token_and_ends_with_the_commit() -> None:
     d = Driver(1, 2)
-    assert kinds(d.update()) == ["ToMaster:UpdateMembership", "StartOp"]
+    assert kinds(d.update()) == ["ToMaster:Vote", "StartOp"]
     token = d.engine_id
     commands = d.member.commit(m.Commit("g", 1, 1, 1), 2.0)
     [result] = told(commands, m.Result)
@@ -630,9 +632,9 @@ def test_who_was_told_to_stop_reports_so_and_nothing_as_done() -> None:
     d = Driver(1, 2)
     d.post()
     d.member.op_finished(d.engine_id, 7, 0)
-    assert [(one.aborted, one.done) for one in reports(d, 2)] == [(False, [(1, 7, data().fingerprint())])]
+    assert [(one.aborted, one.finished.done) for one in reports(d, 2)] == [(False, [(1, 7, data().fingerprint())])]
     d.member.abort(m.Abort("g", 1, 1, "calls differ"))
-    assert [(one.aborted, one.done) for one in reports(d, 3)] == [(True, [])]
+    assert [(one.aborted, one.finished.done) for one in reports(d, 3)] == [(True, [])]
 
 
 def reports(d: Driver, master: int) -> list[m.Report]:
@@ -669,7 +671,7 @@ def test_only_results_that_all_have_are_compared() -> None:
 def test_a_barrier_is_an_op_with_no_result() -> None:
     d = Driver(1, 2)
     assert kinds(d.post(Descriptor(Kind.barrier))) == ["StartOp"]
-    assert kinds(d.member.op_finished(d.engine_id, 0, 0)) == ["ToMaster:Done"]
+    assert kinds(d.member.op_finished(d.engine_id, 0, 0)) == ["ToMaster:Vote"]
     [result] = told(d.member.commit(m.Commit("g", 1, 1, 1), 3.0), m.Result)
     assert result.algorithm == "none"
 
@@ -679,7 +681,7 @@ def test_a_member_that_is_left_alone_stands_at_its_update_though_an_old_token_is
     d.update()
     token = d.engine_id
     d.member.enter_epoch(epoch(2, 1), 2.0)
-    assert d.ready(2) == [cmd.ToMaster(m.UpdateMembership("g", 1, 2, 1))]
+    assert d.ready(2) == [cmd.ToMaster(m.Vote("g", 1, 2, 1, *tally.UPDATE))]
     assert d.member.op_cancelled(token) == []
     assert told(d.member.commit(m.Commit("g", 2, 1, 1), 3.0), m.Result)
 
@@ -694,7 +696,7 @@ def test_what_is_told_of_a_call_fits_its_message() -> None:
 
 def test_alone_a_barrier_needs_no_engine() -> None:
     d = Driver(1)
-    assert kinds(d.post(Descriptor(Kind.barrier))) == ["ToMaster:Done"]
+    assert kinds(d.post(Descriptor(Kind.barrier))) == ["ToMaster:Vote"]
     assert told(d.member.commit(m.Commit("g", 1, 1, 1), 3.0), m.Result)
 
 

@@ -13,10 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any
 from zlib import crc32
 
+import msgspec
+
 from tests.sim.clock import Process
 from tests.sim.network import End
 from wancoll.schedule.steps import Action, Buffer, Direction, Place, Schedule, Step
-from wancoll.wire.note import ROUND_BITS, Note, unpack
+from wancoll.wire.messages import Vote
+from wancoll.wire.note import ROUND_BITS, pack, unpack
 
 ITEM = 8  # bytes of an element; its value may be as large as it likes
 
@@ -220,9 +223,9 @@ class Engine:
         told = bool(work.note)
         self._event(lambda: self._on_done(work.id, digest, work.sent, told))
         if told:
-            said = unpack(work.note)
-            assert isinstance(said, Note)
-            note = said._replace(digest=digest if work.compared else 0).pack()
+            said = unpack(work.note, "", 0)
+            assert isinstance(said, Vote)
+            note = pack(msgspec.structs.replace(said, digest=digest if work.compared else 0))
             self._on_saying(work.id, note)
             self._process.after(self._slow(), lambda: self._say(work.hearers, note))
 

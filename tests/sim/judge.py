@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tests.sim.client import Called, Client, block, index_of, value
 from wancoll.collective import ROOTED, SAME_RESULT, Descriptor, Kind
 from wancoll.wire import messages as m
-from wancoll.wire.note import Note, unpack
+from wancoll.wire.note import unpack
 from wancoll_master.core.ready import Announce, Broadcast, Send
 
 if TYPE_CHECKING:
@@ -208,48 +208,41 @@ class Judge:
     def says(self, member: Any, message: m.FromPeer) -> None:
         """What a member tells a master."""
         match message:
-            case m.Done(_, _, epoch, seq, digest, fingerprint):
+            case m.Vote(_, _, epoch, seq, digest, fingerprint):
                 self._done(member.name, epoch, seq, (digest, fingerprint))
-            case m.UpdateMembership(_, _, epoch, seq):
-                self._done(member.name, epoch, seq, (0, 0))
-            case m.Report(done=done, updates=updates, epoch=epoch):
-                for seq, digest, fingerprint in done:
-                    self._done(member.name, epoch, seq, (digest, fingerprint))
-                for seq in updates:
-                    self._done(member.name, epoch, seq, (0, 0))
-            case m.Frozen(done=done, told=told, epoch=epoch):
-                for seq, digest, fingerprint in done + told:
+            case m.Report(finished=finished, epoch=epoch) | m.Frozen(finished=finished, epoch=epoch):
+                for seq, digest, fingerprint in finished.done:
                     self._done(member.name, epoch, seq, (digest, fingerprint))
 
     def notes(self, member: Any, note: bytes) -> None:
         """What a member tells the others."""
-        said = unpack(note)
-        if member.collectives.ballot.frozen:
+        said = unpack(note, member.group, member.mid)
+        if member.collectives.tally.frozen:
             raise Violation(f"{member.name} is frozen and says {said} (C2)")
-        if isinstance(said, Note) and said.seq:
+        if isinstance(said, m.Vote) and said.seq:
             self._done(member.name, said.epoch, said.seq, (said.digest, said.fingerprint))
 
     def counts(self, member: Any) -> None:
         """C1: where members commit, what one takes for committed all have finished, equally."""
-        ballot = member.collectives.ballot
-        if member.seat is None or ballot is None or member.name not in self._keys:
+        tally = member.collectives.tally
+        if member.seat is None or tally is None or member.name not in self._keys:
             return
         life = self._life(member.name)
         before = self.told_commit.get(life, 0)
-        if ballot.committed <= before:
+        if tally.committed <= before:
             return
         names = member.member_names
-        for seq in range(before + 1, ballot.committed + 1):
-            keys = [(name, ballot.epoch, seq) for name in names]
+        for seq in range(before + 1, tally.committed + 1):
+            keys = [(name, tally.epoch, seq) for name in names]
             # It has finished it itself, and says so in no note where no link is up.
             done = {self.done.get(key) for key in keys if key in self.done or key[0] != member.name}
             if (life, seq) not in self.given_up and len(names) > 1 and (len(done) > 1 or None in done):
-                raise Violation(f"{member.name} commits op {seq} of epoch {ballot.epoch}; done are {names}: {done}")
-            self._committed_in.setdefault((life, seq), set()).add(ballot.epoch)
+                raise Violation(f"{member.name} commits op {seq} of epoch {tally.epoch}; done are {names}: {done}")
+            self._committed_in.setdefault((life, seq), set()).add(tally.epoch)
         newest = max(self.lives.values())
         if life < newest and life not in self._forgotten:
-            raise Violation(f"{member.name} commits op {ballot.committed} beside another group of that name (C8)")
-        self.told_commit[life] = ballot.committed
+            raise Violation(f"{member.name} commits op {tally.committed} beside another group of that name (C8)")
+        self.told_commit[life] = tally.committed
 
     def covers(self, name: str, seq: int, grace: float) -> None:
         """R20: the daemon of *name* takes part for it: not before another has called it for so long."""

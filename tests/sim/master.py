@@ -408,7 +408,7 @@ class Master(Process):
             "connections": len(state.connections),
             "members": len(state.members),
             "asked": len(state.asked),
-            "pending": sum(len(group.current.pending) for group in groups),
+            "pending": sum(len(group.current.tally.open) for group in groups),
             "voids": sum(len(group.voids) for group in groups),
             "digest_failures": sum(len(group.digest_failures) for group in groups),
             "p2p": sum(len(group.current.p2p.waiting) + len(group.current.p2p.running) for group in groups),

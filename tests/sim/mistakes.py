@@ -17,10 +17,10 @@ from wancoll.collective import Descriptor, Kind
 from wancoll.peer.core import commands as cmd
 from wancoll.peer.core import member as core
 from wancoll.peer.core import outcomes
-from wancoll.peer.core.ballot import Ballot
 from wancoll.peer.core.calls import Meaning
 from wancoll.peer.core.collectives import Collectives
 from wancoll.peer.core.op import OpState
+from wancoll.peer.core.own_tally import OwnTally
 from wancoll.schedule import choose
 from wancoll.wire import messages as m
 from wancoll.wire.note import NewRound, unpack
@@ -32,8 +32,9 @@ from wancoll_master.core.state import State
 @contextlib.contextmanager
 def reporting_without_freezing() -> Iterator[None]:
     def abort(self: Collectives, ask: int) -> list[cmd.Command]:
-        assert self.ballot is not None
-        return [cmd.ToMaster(self._frozen(self.ballot)), *(self.mismatch(ask) if ask else [])]
+        assert self.tally is not None
+        frozen = m.Frozen(*self.seat.head, self._stopped(self.tally))
+        return [cmd.ToMaster(frozen), *(self.mismatch(ask) if ask else [])]
 
     with patch.object(Collectives, "abort", abort):
         yield
@@ -224,12 +225,13 @@ def admitting_beside_who_goes_on_alone() -> Iterator[None]:
 
 @contextlib.contextmanager
 def not_reporting_what_was_passed_alone() -> Iterator[None]:
-    real = Collectives._frozen
+    real = Collectives._stopped
 
-    def frozen(self: Collectives, ballot: Any) -> m.Frozen:
-        return msgspec.structs.replace(real(self, ballot), alone=[])
+    def stopped(self: Collectives, tally: Any) -> m.EpochReport:
+        report = real(self, tally)
+        return msgspec.structs.replace(report, collected=report.collected + sorted(self._alone))
 
-    with patch.object(Collectives, "_frozen", frozen):
+    with patch.object(Collectives, "_stopped", stopped):
         yield
 
 
@@ -275,7 +277,7 @@ def not_telling_those_who_came_late() -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_round_after_a_loss() -> Iterator[None]:
-    with patch.object(Collectives, "_begin_round", lambda self, ballot, number: []):
+    with patch.object(Collectives, "_begin_round", lambda self, tally, number: []):
         yield
 
 
@@ -285,7 +287,9 @@ def rounds_said_to_nobody() -> Iterator[None]:
     real, links_up = Collectives._hear_round, Collectives.links_up
 
     def quiet(commands: list[cmd.Command]) -> list[cmd.Command]:
-        said = [one for one in commands if isinstance(one, cmd.SendNote) and isinstance(unpack(one.note), NewRound)]
+        said = [
+            one for one in commands if isinstance(one, cmd.SendNote) and isinstance(unpack(one.note, "", 0), NewRound)
+        ]
         return [one for one in commands if one not in said]
 
     def hear(self: Collectives, sender: int, begun: Any) -> list[cmd.Command]:
@@ -315,11 +319,11 @@ def undoing_what_was_said() -> Iterator[None]:
     """What is finished is so no more in another round, though others were told, and may have committed it."""
     real = Collectives._begin_round
 
-    def begin(self: Collectives, ballot: Any, number: int) -> list[cmd.Command]:
+    def begin(self: Collectives, tally: Any, number: int) -> list[cmd.Command]:
         for op in self.open.values():
             if op.state is OpState.done and op.kind is not Kind.update_membership:
                 op.state = OpState.waiting
-        return real(self, ballot, number)
+        return real(self, tally, number)
 
     with patch.object(Collectives, "_begin_round", begin):
         yield
@@ -358,12 +362,12 @@ def doubt_about_what_is_decided() -> Iterator[None]:
 @contextlib.contextmanager
 def believing_another_members_word() -> Iterator[None]:
     """What one says is committed is so."""
-    real = Ballot._is_settled
+    real = OwnTally.agreed
 
-    def is_settled(self: Ballot, seq: int) -> bool:
-        return seq <= self.claimed or real(self, seq)
+    def agreed(self: OwnTally, seq: int) -> Any:
+        return (0, 0) if self.committed < seq <= self.claimed else real(self, seq)
 
-    with patch.object(Ballot, "_is_settled", is_settled):
+    with patch.object(OwnTally, "agreed", agreed):
         yield
 
 

@@ -28,7 +28,7 @@ from wancoll.peer.core import member as core
 from wancoll.peer.core.collectives import Collectives
 from wancoll.peer.core.op import Op, OpState
 from wancoll.wire import messages as m
-from wancoll.wire.note import Note
+from wancoll.wire.note import pack
 from wancoll_master.core import membership
 from wancoll_master.core.ready import Announce, Broadcast, Disconnected, Received, Send, Tick, Used
 from wancoll_master.core.state import Closing
@@ -485,11 +485,11 @@ class SmallWorld:
             (
                 group.epoch, group.used, group.committed, [(one.mid, one.done_upto) for one in group.members],
                 [(one.mid, one.name, one.was) for one in group.joining],
-                [(seq, sorted(one.done.items()), one.update) for seq, one in sorted(group.current.pending.items())],
+                [(seq, sorted(one.votes.items())) for seq, one in sorted(group.current.tally.open.items())],
                 sorted((void.seq, void.error) for void in group.voids.values()), sorted(group.digest_failures.items()),
                 (group.current.asking.seq, sorted(group.current.asking.calls)) if group.current.asking else None,
                 [group.rebuild.reports[mid][1] for mid in sorted(group.rebuild.reports)] if group.rebuild else None,
-                group.current.votes, group.current.heard, [one.committed for one in group.members],
+                group.current.votes, sorted(group.current.tally.claims.items()),
                 [(one.mid, one.daemon and one.daemon.conn) for one in group.current.out],
                 sorted((key, one.kind, one.committed) for key, one in group.current.complaints.items()),
                 group.current.settle_at - self.now, group.current.closing and _closing(group.current.closing),
@@ -534,12 +534,12 @@ class LyingWorld(SmallWorld):
 
     def actions(self) -> list[Action]:
         found, liar = super().actions(), self.peers[0]
-        ballot = liar.core.collectives.ballot
+        tally = liar.core.collectives.tally
         if not self.faults.get("lie") or not liar.alive:
             return found
         for j, other in enumerate(self.peers[1:], 1):
-            same = ballot is not None and other.core.epoch_number == liar.core.epoch_number
-            if same and other.core.collectives.ballot is not None and other.alive:
+            same = tally is not None and other.core.epoch_number == liar.core.epoch_number
+            if same and other.core.collectives.tally is not None and other.alive:
                 found += [("say committed", j), ("vote alike", j)]
                 if self.notes.get((liar.core.name, other.core.name)):
                     found.append(("withhold", j))
@@ -555,12 +555,13 @@ class LyingWorld(SmallWorld):
             return
         self.faults["lie"] -= 1
         theirs, queue = other.core.collectives, self.notes.setdefault((liar.core.name, other.core.name), deque())
-        votes = theirs.ballot.votes() if theirs.ballot is not None and other is not liar else []
+        votes = theirs.tally.votes() if theirs.tally is not None and other is not liar else []
         match what:
             case "say committed":
-                queue.append(Note(other.core.epoch_number, max((vote.seq for vote in votes), default=0)).pack())
+                upto = max((vote.seq for vote in votes), default=0)
+                queue.append(pack(m.Vote("g", 0, other.core.epoch_number, committed=upto)))
             case "vote alike":
-                queue += [vote._replace(committed=0).pack() for vote in votes]
+                queue += [pack(msgspec.structs.replace(vote, committed=0)) for vote in votes]
             case "withhold":
                 queue.clear()
             case _:
@@ -569,7 +570,7 @@ class LyingWorld(SmallWorld):
                     if isinstance(message, m.Frozen | m.Report):
                         base = message.base if isinstance(message, m.Report) else 0
                         upto = max((seq for seq, _, _ in told), default=base)
-                        liar.up[i] = msgspec.structs.replace(message, committed_upto=upto, done=told)
+                        liar.up[i] = msgspec.structs.replace(message, finished=m.EpochReport(upto, told, [], []))
 
     def _told(self, peer: Peer, told: m.Result | m.Failure) -> None:
         if told.id and peer is not self.peers[0]:
@@ -615,16 +616,16 @@ def _member(member: core.Member) -> tuple[Any, ...]:
         member.over, member.epoch_number, book._asked, session.said, sorted(book._voids),
     )  # fmt: skip
     calls = [(op.seq, op.state.name, op.attempts, len(op.live), op.finished, op.digest) for op in book.open.values()]
-    return facts, calls, _ballot(book)
+    return facts, calls, _tally(book)
 
 
-def _ballot(book: Collectives) -> tuple[Any, ...] | None:
-    ballot = book.ballot
-    if ballot is None:
+def _tally(book: Collectives) -> tuple[Any, ...] | None:
+    tally = book.tally
+    if tally is None:
         return None
-    theirs = sorted((mid, sorted(said.items())) for mid, said in ballot._theirs.items())
-    known = ballot.committed, ballot.frozen, sorted(ballot._claims.items()), sorted(ballot._mine.items()), ballot.apart
-    here = theirs, sorted(book._said), sorted(book._complained), sorted(book._up), list(book._kept), book._behind
+    votes = [(seq, sorted(one.votes.items())) for seq, one in sorted(tally.open.items())]
+    known = tally.committed, tally.frozen, sorted(tally.claims.items()), sorted(tally._collected), tally.divergent
+    here = votes, sorted(book._said), sorted(book._complained), sorted(book._up), list(book._kept), book._behind
     rounds = book.round, sorted(book._ahead.items()), sorted(book._leaving), [op.round for op in book.open.values()]
     return *known, *here, book.master_away, sorted(book._alone), rounds
 

@@ -86,6 +86,6 @@ def test_many_groups(groups: int) -> None:
     crowd.restart()
     assert {peer.name: peer.member.epoch_number for peer in crowd.peers} == before
     crowd.call(Kind.barrier)
-    assert crowd.counted()[0] == 4 * 3 * groups, "each says Hello, Report, Heartbeat(0) and Done"
+    assert crowd.counted()[0] == 4 * 3 * groups, "each says Hello, Report, Heartbeat(0) and Vote"
     assert [crowd.told[f"g{number}", 3] for number in range(groups)] == [3] * groups
     assert not any(peer.failures for peer in crowd.peers)

@@ -25,7 +25,7 @@ def breaks_without_master(seed: int, times: int = 8) -> int:
     world.begin()
     world.until(5.0)
     members = [client.session.member for client in world.clients if client.alive]
-    if len(members) < 2 or any(one.collectives.ballot is None for one in members):
+    if len(members) < 2 or any(one.collectives.tally is None for one in members):
         return 0
     assert world.master is not None
     for daemon in world.daemons:  # a lane that breaks in a handshake may make a link late

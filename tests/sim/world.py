@@ -614,8 +614,8 @@ def brief(message: Any) -> str:
             return f"Epoch {message.epoch} of {names}; committed {message.committed_upto}{voids}; {message.reason}"
         case m.Report():
             return (
-                f"Report of {message.mid}: epoch {message.epoch}, committed {message.committed_upto}, "
-                f"done {[one[0] for one in message.done]}, updates {message.updates}"
+                f"Report of {message.mid}: epoch {message.epoch}, committed {message.finished.committed}, "
+                f"done {[one[0] for one in message.finished.done]}"
             )
         case m.Probe() | m.ProbeResult():
             return f"{type(message).__name__} of joiner {message.joiner}: {message.prober} to {message.target}"

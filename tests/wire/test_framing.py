@@ -15,7 +15,7 @@ from wancoll.wire.framing import HEADER_BYTES, Decoder, body_length, encode
 MESSAGES: list[m.FromPeer] = [
     m.Hello(1, "d0", 7, ["[::1]:7401", "example.org:7401"], 8, "here", "0.1.0"),
     m.Join("g", "m0", 4, 2),
-    m.Done("g", 1, 2, 3, (1 << 64) - 1, 1 << 63),
+    m.Vote("g", 1, 2, 3, (1 << 64) - 1, 1 << 63),
     m.GiveUp("g", 1, 2, [3, 4], "why"),
     m.Mismatch("g", 1, 2, 3, "all_reduce(5 x float32, op=sum)"),
 ]

@@ -16,6 +16,7 @@ import trio
 from msgspec.structs import replace
 
 from wancoll.collective import DATALESS, SAME_RESULT, Kind
+from wancoll.commit.tally import UPDATE
 from wancoll.errors import ConfigError, ProtocolError
 from wancoll.failpoints import Failpoints
 from wancoll.limits import WORD, blocks
@@ -411,7 +412,8 @@ class Session:
     def _to_master(self, message: m.FromPeer) -> None:
         if self.member.master_session.reporting and not isinstance(message, m.Report | m.Leave):
             return  # said when the master knows the member
-        if isinstance(message, m.Done | m.P2PDone):
+        finished = isinstance(message, m.Vote) and message.fingerprint != UPDATE[1]
+        if finished or isinstance(message, m.P2PDone):
             self._daemon.failpoints.hit("before_done")
             self._daemon.control.send(message)
             self._daemon.failpoints.hit("after_done")

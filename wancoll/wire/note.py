@@ -1,6 +1,6 @@
 """What members say to each other about commits: notes of fixed layouts, on a lane of their own. Pure.
 
-    Note        41 bytes, little endian
+    Vote        41 bytes, little endian; group and member are the link's
     kind        1 byte, 1
     epoch       8 bytes, of which all else is
     committed   8 bytes: up to here all is committed, as the sender knows
@@ -27,6 +27,7 @@ import struct
 from typing import NamedTuple
 
 from wancoll.errors import ProtocolError
+from wancoll.wire.messages import Vote
 
 _LAYOUT, _ROUND_LAYOUT = struct.Struct("<BQQQQQ"), struct.Struct("<BQQ")
 _KIND, _ROUND_KIND, _ASK_KIND = 1, 2, 3
@@ -37,29 +38,11 @@ NOTE_BYTES = _LAYOUT.size
 DIGEST_AT = 25  # bytes before it
 
 
-class Note(NamedTuple):
-    """A vote: the sender has finished *seq*, and has committed up to *committed*."""
-
-    epoch: int
-    committed: int
-    seq: int = 0
-    digest: int = 0
-    fingerprint: int = 0
-
-    def pack(self) -> bytes:
-        """For the wire."""
-        return _LAYOUT.pack(_KIND, *self)
-
-
 class NewRound(NamedTuple):
     """Announces round *number* of an epoch."""
 
     epoch: int
     number: int
-
-    def pack(self) -> bytes:
-        """For the wire."""
-        return _ROUND_LAYOUT.pack(_ROUND_KIND, *self)
 
 
 class Ask(NamedTuple):
@@ -68,13 +51,16 @@ class Ask(NamedTuple):
     epoch: int
     committed: int
 
-    def pack(self) -> bytes:
-        """For the wire."""
-        return _ROUND_LAYOUT.pack(_ASK_KIND, *self)
+
+def pack(note: Vote | NewRound | Ask) -> bytes:
+    """The bytes of *note*."""
+    if isinstance(note, Vote):
+        return _LAYOUT.pack(_KIND, note.epoch, note.committed, note.seq, note.digest, note.fingerprint)
+    return _ROUND_LAYOUT.pack(_ROUND_KIND if isinstance(note, NewRound) else _ASK_KIND, *note)
 
 
-def unpack(data: bytes) -> Note | NewRound | Ask:
-    """The note in *data*.
+def unpack(data: bytes, group: str, mid: int) -> Vote | NewRound | Ask:
+    """The note in *data*, which member *mid* of *group* has sent.
 
     Raises:
         ProtocolError: it is none.
@@ -91,7 +77,8 @@ def unpack(data: bytes) -> Note | NewRound | Ask:
         return ask
     if len(data) != NOTE_BYTES or data[0] != _KIND:
         raise ProtocolError("sent no note", expected=f"{NOTE_BYTES} bytes of kind {_KIND}", got=data[:64].hex())
-    note = Note(*_LAYOUT.unpack(data)[1:])
-    if max(note.epoch, note.committed, note.seq) > _MOST:
-        raise ProtocolError("sent an impossible note", expected=f"numbers up to {_MOST}", got=str(note))
-    return note
+    _, epoch, committed, seq, digest, fingerprint = _LAYOUT.unpack(data)
+    if max(epoch, committed, seq) > _MOST:
+        told = f"{epoch}, {committed}, {seq}"
+        raise ProtocolError("sent an impossible note", expected=f"numbers up to {_MOST}", got=told)
+    return Vote(group, mid, epoch, seq, digest, fingerprint, committed)

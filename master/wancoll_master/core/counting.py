@@ -8,11 +8,12 @@ from __future__ import annotations
 from itertools import zip_longest
 from math import inf
 
+from wancoll.commit.tally import UPDATE
 from wancoll.errors import ProtocolError
 from wancoll.wire import messages as m
 from wancoll_master.core import losses
 from wancoll_master.core.liveness import stragglers
-from wancoll_master.core.state import Asking, Group, Member, Pending, Slow, Step, clip, names
+from wancoll_master.core.state import Asking, Group, Member, Slow, Step, clip, names
 from wancoll_master.plan import planning
 
 WINDOW_FACTOR = 4  # times ops_in_flight: how far above what is committed or void a member may be
@@ -43,35 +44,33 @@ def written(step: Step, member: Member, message: m.Written) -> None:
     losses.lose(step, {member: clip(why)}, "evicted", tell=True, cause="trainer")
 
 
-def done(step: Step, member: Member, message: m.Done) -> None:
-    """A member is done with an op; the last one to be so commits it (R1). The hot path."""
+def vote(step: Step, member: Member, message: m.Vote) -> None:
+    """A member has finished an op, or stands at an update_membership (R5); the last one commits it (R1)."""
     group, seq = member.group, message.seq
-    pending = group.current.pending
+    tally, result = group.current.tally, (message.digest, message.fingerprint)
     if group.stopped:
         return
-    learn(step, member, message.committed_upto)
-    if seq <= group.committed or seq in group.voids or group.small:
+    learn(step, member, message.committed)
+    update = message.fingerprint == UPDATE[1]
+    if seq <= group.committed or seq in group.voids or (group.small and not update):
         return
-    entry = pending.get(seq)
-    if entry is None:
+    count = tally.open.get(seq)
+    if count is None:
         check_window(step, member, seq)
-        entry = pending[seq] = Pending(step.now, False, message.digest, message.fingerprint)
-    elif entry.update or entry.fingerprint != message.fingerprint:
+    elif count.first[1] != message.fingerprint:
         ask_calls(step, group, seq)
         return
-    elif member.mid in entry.done:
-        if entry.done[member.mid] == message.digest:
-            return
+    if update and result != UPDATE:
+        raise ProtocolError("stands at an update_membership with a result", got=f"operation {seq}")
+    if not tally.vote(member.mid, seq, result, step.now) and tally.open[seq].votes[member.mid] != result:
         raise ProtocolError("is done twice with one operation, differently", got=f"operation {seq}")
-    entry.done[member.mid] = message.digest
-    if seq > member.done_upto:
-        member.done_upto = seq
-    if message.digest != entry.digest:
-        entry.differs = True
-    if len(entry.done) == len(group.members):
-        if entry.differs:
-            _digests_differ(step, group, seq, entry)
+    member.done_upto = max(member.done_upto, seq)
+    if tally.complete(seq):
+        if tally.agreed(seq) is None:
+            _digests_differ(step, group, seq)
         step.touch(group)
+    elif update and group.small:
+        _void_strayed_updates(step, group)
 
 
 def learn(step: Step, member: Member, upto: int) -> None:
@@ -80,18 +79,15 @@ def learn(step: Step, member: Member, upto: int) -> None:
     What one says is no more than information: who is late with what, and whether a link came up.
     """
     group = member.group
-    if not group.current.votes or group.stopped or upto <= member.committed:
+    tally = group.current.tally
+    if not group.current.votes or group.stopped or upto <= tally.claims[member.mid]:
         return
     if upto > window_end(step, group):
         raise ProtocolError("has committed more than there can be", got=str(upto))
-    member.committed = upto
-    group.current.heard = max(group.current.heard, upto)
-    known = min(one.committed for one in group.members)
+    tally.claim(member.mid, upto)
+    known = min(tally.claims.values())
     if known > group.committed:
         set_committed(step, group, known)
-        pending = group.current.pending
-        for seq in [seq for seq in pending if seq <= known]:
-            del pending[seq]
     if group.current.graces:
         stragglers.forget(group, group.heard)
         stragglers.look(step, group)
@@ -99,50 +95,20 @@ def learn(step: Step, member: Member, upto: int) -> None:
 
 def grace(step: Step, member: Member, message: m.Grace) -> None:
     """A member has called an op that does not wait for ever for the others (R20)."""
-    learn(step, member, message.committed_upto)
+    learn(step, member, message.committed)
     if message.seq > member.group.committed:
         check_window(step, member, message.seq)
     stragglers.called(step, member, message)
 
 
-def update(step: Step, member: Member, message: m.UpdateMembership) -> None:
-    """A member has reached update_membership (R5)."""
-    group, seq = member.group, message.seq
-    if group.stopped:
-        return
-    learn(step, member, message.committed_upto)
-    if seq <= group.committed or seq in group.voids:
-        return
-    entry = group.current.pending.get(seq)
-    if entry is None:
-        check_window(step, member, seq)
-        entry = group.current.pending[seq] = Pending(step.now, True, 0, 0)
-    elif not entry.update:
-        ask_calls(step, group, seq)
-        return
-    entry.done[member.mid] = 0
-    member.done_upto = max(member.done_upto, seq)
-    if len(entry.done) == len(group.members):
-        step.touch(group)
-    elif group.small:
-        _void_strayed_updates(step, group)
-
-
 def commit_counted(step: Step, group: Group) -> bool:
     """Commit whatever all members are done with, in seq order, but for an update_membership at which more is to do."""
-    reach = seq = group.committed
-    while not group.small:
-        seq += 1
-        if seq in group.voids:
-            continue
-        entry = group.current.pending.get(seq)
-        complete = entry is not None and len(entry.done) == len(group.members) and not entry.differs
-        if entry is None or not complete or (entry.update and _held_at_update(step, group)):
-            break
-        reach = seq
-        del group.current.pending[seq]
-    if reach > group.committed:
-        commit(step, group, reach)
+    tally = group.current.tally
+    if group.small:
+        return False
+    upto = tally.prefix(lambda seq: tally.open[seq].update and _held_at_update(step, group))
+    if upto > group.committed:
+        commit(step, group, upto)
         return True
     return False
 
@@ -163,6 +129,7 @@ def commit(step: Step, group: Group, upto: int) -> None:
 def set_committed(step: Step, group: Group, upto: int) -> None:
     """All up to *upto* is committed: nothing that was known of it is needed any more."""
     group.committed = upto
+    group.current.tally.advance(upto)
     group.current.hold_until, group.current.waited = inf, False
     if group.slow is not None and group.slow.seq <= upto:
         _wait_ended(step, group, group.slow)
@@ -180,9 +147,14 @@ def _wait_ended(step: Step, group: Group, slow: Slow) -> None:
     group.slow = None
 
 
+def window(step: Step) -> int:
+    """How many operations a member can have said that are open."""
+    return WINDOW_FACTOR * step.limits.ops_in_flight
+
+
 def window_end(step: Step, group: Group) -> int:
     """The highest seq that a member can have reached: what is void is behind it like what is committed."""
-    bound = group.first_open - 1 + WINDOW_FACTOR * step.limits.ops_in_flight
+    bound = group.first_open - 1 + window(step)
     # In a small world members fail what they like themselves; where they commit, the master hears of it now and then.
     return max(bound, step.state.believable) if group.small or group.current.votes else bound
 
@@ -192,17 +164,15 @@ def check_window(step: Step, member: Member, seq: int) -> None:
 
     A member can have said so many that are open: who says more is to blame, not who speaks next.
     """
-    window, bound = WINDOW_FACTOR * step.limits.ops_in_flight, window_end(step, member.group)
-    pending = member.group.current.pending
-    full = len(pending) >= window and sum(member.mid in entry.done for entry in pending.values()) >= window
-    if not 0 < seq <= bound or full:
+    bound = window_end(step, member.group)
+    if not 0 < seq <= bound or member.group.current.tally.is_full(member.mid):
         raise ProtocolError("names an impossible operation", expected=f"1 to {bound}", got=str(seq))
 
 
-def _digests_differ(step: Step, group: Group, seq: int, entry: Pending) -> None:
+def _digests_differ(step: Step, group: Group, seq: int) -> None:
     by_digest: dict[int, list[Member]] = {}
     for member in group.members:
-        by_digest.setdefault(entry.done[member.mid], []).append(member)
+        by_digest.setdefault(group.current.tally.open[seq].votes[member.mid][0], []).append(member)
     told = "; ".join(f"{digest:016x} on {names(members)}" for digest, members in by_digest.items())
     _try_again(step, group, seq, "digest", clip(f"results of operation {seq} differ: {told}"))
 
@@ -220,12 +190,13 @@ def _try_again(step: Step, group: Group, seq: int, kind: str, text: str) -> None
 
 def _void_strayed_updates(step: Step, group: Group) -> None:
     """In a small world members fail ops by themselves; if that led them to different seqs, the one behind is told."""
-    posted = {mid for entry in group.current.pending.values() for mid in entry.done}
+    counts = group.current.tally.open
+    posted = {mid for count in counts.values() for mid in count.votes}
     if len(posted) < len(group.members):
         return
-    seq = min(group.current.pending)
+    seq = min(counts)
     calls = {
-        member.name: "update_membership()" if member.mid in group.current.pending[seq].done else "an earlier operation"
+        member.name: "update_membership()" if member.mid in counts[seq].votes else "an earlier operation"
         for member in group.members
     }
     set_committed(step, group, seq - 1)
@@ -249,7 +220,7 @@ def mismatch(step: Step, member: Member, message: m.Mismatch) -> None:
             conclude_asking(step, group)
 
 
-def has_called(step: Step, member: Member, message: m.Done | m.Mismatch | m.GiveUp) -> None:
+def has_called(step: Step, member: Member, message: m.Vote | m.Mismatch | m.GiveUp) -> None:
     """Note how far the member has called, also where its word is too late for anything else (R12)."""
     epoch, seq, at = member.called
     told = max(message.seqs, default=0) if isinstance(message, m.GiveUp) else message.seq

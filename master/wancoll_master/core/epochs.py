@@ -12,7 +12,7 @@ down, and told.
     decided                         what all of them have is committed       written down, then told: the next one runs
 
 Who is lost while it closes is not waited for. What it had reported counts only where somebody says that an operation is
-committed and another report is against that: then all reports are counted (borne.py).
+committed and another report is against that: then all reports are counted (wancoll/commit/close.py).
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from typing import Any
 
 from msgspec.structs import replace as structs_replace
 
+from wancoll.commit import close
 from wancoll.errors import ProtocolError
 from wancoll.limits import counted
 from wancoll.wire import messages as m
 from wancoll.wire.epochs import brief
-from wancoll_master.core import borne, counting, losses, reserved
+from wancoll_master.core import counting, losses, reserved
 from wancoll_master.core.paths import measuring, probing
 from wancoll_master.core.ready import Announce, Former, Used
 from wancoll_master.core.state import Closing, Group, Member, Step, clip, names, several, weight
@@ -67,12 +68,13 @@ def frozen(step: Step, member: Member, message: m.Frozen) -> None:
     closing = group.current.closing
     if closing is None:
         return
-    seqs = [seq for seq, _, _ in message.done + message.told] + message.updates
-    top = max([*seqs, *message.alone, message.committed_upto])
+    report = message.finished
+    seqs = [seq for seq, _, _ in report.done]
+    top = max([*seqs, *report.collected, report.committed])
     if len(set(seqs)) < len(seqs) or top > counting.window_end(step, group):
         raise ProtocolError("reports impossible operations", got=f"up to {max(seqs, default=0)}, of them some twice")
-    closing.held[member.daemon.name] += weight(message)
-    closing.reports[member.mid], closing.of[member.mid] = message, member.daemon.name
+    closing.held[member.daemon.name] += weight(report)
+    closing.reports[member.mid], closing.of[member.mid] = report, member.daemon.name
     step.touch(group)
 
 
@@ -91,7 +93,7 @@ def _close(step: Step, group: Group) -> bool:
             closing.drop(mid)
         losses.lose(step, {members[mid]: why for mid, why in found.out.items()}, "evicted", tell=True, cause="nonsense")
         return True
-    contradicted = max(closing.claimed, *(one.committed_upto for one in closing.reports.values())) > found.upto
+    contradicted = max(closing.claimed, *(one.committed for one in closing.reports.values())) > found.upto
     unknown_upto = m.MOST if contradicted or closing.doubted else found.upto
     digests = [] if closing.doubted else closing.results[-_DIGESTS_TOLD:]
     upto = found.sure if closing.doubted else found.upto
@@ -130,30 +132,15 @@ def _go_on(step: Step, group: Group) -> bool:
     return True
 
 
-def verdict(group: Group, closing: Closing) -> borne.Verdict:
+def verdict(group: Group, closing: Closing) -> close.EpochOutcome:
     """What has happened in the group's epoch, by the reports of its members and of those who are lost meanwhile."""
     members = [member.mid for member in group.members]
-    doubtful = {seq for mid in members for seq in closing.reports[mid].apart}
-    words, base = _words(closing, members), max(group.committed, closing.sure)
-    return borne.judge(words, members, base, doubtful.__contains__, group.voids.keys())
-
-
-def _words(closing: Closing, members: Collection[int]) -> dict[int, borne.Word]:
-    """What all who have reported say, those who are lost meanwhile too."""
-    passed = set[int]()
-    if closing.restarted:  # an earlier master may have committed those at which all stood; C11 is another way
-        told = [{*closing.reports[mid].updates} for mid in members]
-        passed = set[int]().union(*told).intersection(*told)
-    return {
-        mid: borne.word(
-            one.committed_upto, one.done, one.told, updates=[*one.updates, *one.alone],
-            only_claimed={
-                *(() if closing.restarted else (seq for seq, _, _ in one.told)),
-                *(seq for seq in one.updates if seq not in passed and seq not in one.alone),
-            },
-        )
-        for mid, one in closing.reports.items()
-    }  # fmt: skip
+    doubtful = {seq for mid in members for seq in closing.reports[mid].divergent}
+    reports = {id(report): report for report in closing.reports.values()}
+    words = {key: close.word(report, restarted=closing.restarted) for key, report in reports.items()}
+    said = {mid: words[id(report)] for mid, report in closing.reports.items()}
+    base = max(group.committed, closing.sure)
+    return close.close_epoch(said, members, base, doubtful.__contains__, group.voids.keys())
 
 
 def unknown(seqs: Iterable[int], why: str = DOUBTED) -> dict[int, m.Void]:
@@ -190,7 +177,7 @@ def _next_epoch(step: Step, group: Group, reason: str, *, free: bool = False) ->
     _forget_bad_pairs(step, group)
     passed = group.current.closing is not None and group.current.closing.passed
     plan = _plan(step, group, free=free)
-    group.begin(reason, votes=plan.commit == "members")
+    group.begin(reason, votes=plan.commit == "members", window=counting.window(step))
     persist(step, group)
     members = group.members
     epoch = m.Epoch(
@@ -348,7 +335,6 @@ def _pass_update(step: Step, group: Group) -> bool:
         return False  # a tick follows
     reason = f"{names(able)} can join" if able else _better_plan(step, group)
     if not reason:
-        del group.current.pending[seq]
         counting.commit(step, group, seq)
     elif group.current.votes:
         _close_at_update(step, group, seq, able, reason if able else f"plan: {reason}")
@@ -360,12 +346,11 @@ def _pass_update(step: Step, group: Group) -> bool:
 
 def _update_at_hand(group: Group) -> int | None:
     """The update_membership that all members have posted, with nothing open below it."""
-    world = len(group.members)
+    tally = group.current.tally
     if group.small:  # members have failed everything below by themselves
-        return min((s for s, e in group.current.pending.items() if e.update and len(e.done) == world), default=None)
+        return min((seq for seq, count in tally.open.items() if count.update and tally.complete(seq)), default=None)
     seq = group.first_open
-    entry = group.current.pending.get(seq)
-    return seq if entry is not None and entry.update and len(entry.done) == world else None
+    return seq if tally.complete(seq) and tally.open[seq].update else None
 
 
 def _close_at_update(step: Step, group: Group, seq: int, able: list[Member], reason: str) -> None:

@@ -46,7 +46,7 @@ TABLE: dict[type, Rule] = {
     m.Heartbeat: _OF_A_DAEMON,
     m.Stopping: _OF_A_DAEMON,
     m.LinkReport: _OF_A_DAEMON,
-    **dict.fromkeys((m.Join, m.AskPlace, m.Leave, m.Report, m.Done, m.UpdateMembership, m.Mismatch), _OF_A_GROUP),
+    **dict.fromkeys((m.Join, m.AskPlace, m.Leave, m.Report, m.Vote, m.Mismatch), _OF_A_GROUP),
     **dict.fromkeys((m.GiveUp, m.Grace, m.Frozen, m.Differs, m.Written, m.LinkDown, m.Waits), _OF_A_GROUP),
     **dict.fromkeys((m.P2PCall, m.P2PDone, m.ProbeResult), _OF_A_GROUP),
     m.Ended: Rule(("peer",), lambda ended: {group for group, _ in ended.members}),

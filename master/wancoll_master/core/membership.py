@@ -7,7 +7,7 @@ that a master decides is one of three: this is committed; this epoch is over, an
 member is out. Everything else is what it has to know before it may say so:
 
     may         who may say what, and announced: where its lanes are; before anything else looks at it
-    epochs      Done of all members, equal: commit (R1). One decision ends an epoch, and all that was collected in it
+    epochs      votes of all members, equal: commit (R1). One decision ends an epoch, and all that was collected in it
                 goes with it: group.current is replaced as a whole (R2). Joiners enter where all stand at
                 update_membership (R5). What is given up is given up for all (R14)
     p2p         the k-th send meets the k-th recv, both sides are told alike (R16)
@@ -15,7 +15,6 @@ member is out. Everything else is what it has to know before it may say so:
                 operations that wait (R11, R17, R18, R20); what operators ask
     probing     a joiner and the members reach each other before it is admitted (R5)
     measuring   what daemons are asked about the paths between them, for the plan
-    borne       what all who are left have finished, and so what may have been committed (R7, C3)
     rebuilding  after a restart the members say what happened, and the group goes on from there (R7, R8)
     leadership  until when a master that was elected may lead (R10)
     ready       what a step wants done, as fields that are an order: durable first, then told (R9)
@@ -368,7 +367,7 @@ def _from_member(step: Step, daemon: Daemon, message: Any, handler: Callable[[St
         handler(step, member, message)
     elif isinstance(message, m.LinkDown) and message.epoch < group.epoch:
         link_faults.told_late(step, member, message)
-    elif isinstance(message, m.Done | m.Mismatch | m.GiveUp) and message.epoch < group.epoch:
+    elif isinstance(message, m.Vote | m.Mismatch | m.GiveUp) and message.epoch < group.epoch:
         counting.has_called(step, member, message)
     elif message.epoch > group.epoch:
         raise ProtocolError(
@@ -377,8 +376,7 @@ def _from_member(step: Step, daemon: Daemon, message: Any, handler: Callable[[St
 
 
 _OF_MEMBER: dict[type, Callable[[Step, Member, Any], None]] = {
-    m.Done: counting.done,
-    m.UpdateMembership: counting.update,
+    m.Vote: counting.vote,
     m.Mismatch: counting.mismatch,
     m.GiveUp: counting.give_up,
     m.Grace: counting.grace,

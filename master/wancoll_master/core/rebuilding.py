@@ -1,9 +1,9 @@
 """After a restart of the master: members report, then their epoch goes on, or a new one begins without some. Pure.
 
 R7 of the protocol. Reports of the highest epoch that anybody knows say what may have been committed in it: whatever
-was, each of its members had finished. No report decides that alone (borne.py). Members that report an earlier epoch
-have finished nothing in it. Whoever reports too late was not asked: what it has counts where it is equal to what those
-have who were (R8).
+was, each of its members had finished. No report decides that alone (wancoll/commit/close.py). Members that report an
+earlier epoch have finished nothing in it. Whoever reports too late was not asked: what it has counts where it is equal
+to what those have who were (R8).
 
 What is remembered to keep two masters' decisions apart: the journal knows the newest epoch of each group with its
 members. Who reports an older one, and is none of them, was put out; nobody of those who report may decide then. If
@@ -18,10 +18,12 @@ from math import inf
 
 import msgspec
 
+from wancoll.commit import close
+from wancoll.commit.tally import UPDATE
 from wancoll.errors import ProtocolError
 from wancoll.limits import format_size
 from wancoll.wire import messages as m
-from wancoll_master.core import borne, counting, epochs, losses, p2p, reserved
+from wancoll_master.core import counting, epochs, losses, p2p, reserved
 from wancoll_master.core.liveness.link_faults import BAD_PAIR_SECONDS
 from wancoll_master.core.paths import probing
 from wancoll_master.core.ready import MID_BLOCK, Used, jumped
@@ -37,6 +39,7 @@ _TEXTS = {
     "OutcomeUnknown": "it was finished here, and nobody can say whether it was on the other side",
 }
 _VOID_BEFORE = "the members had given it up; an earlier master logged why"
+_NOTHING = m.EpochReport(0, [], [], [])
 _WHY_VOID = frozenset({"CollectiveMismatch", "OperationAborted", "ProtocolError", "OutcomeUnknown"})
 
 # ---- ids --------------------------------------------------------------------------------------------
@@ -79,11 +82,11 @@ def take(step: Step, daemon: Daemon, report: m.Report) -> None:
     """A member of an earlier master reports."""
     group = step.state.groups.get(report.group)
     known = group.rebuild.epochs.get(report.epoch) if group is not None and group.rebuild is not None else None
-    bare = msgspec.structs.replace(report, done=[], updates=[], voids=[], p2p=[], settled=[], failed=[], updated=None)
+    bare = msgspec.structs.replace(report, finished=_NOTHING, voids=[], p2p=[], settled=[], failed=[], updated=None)
     epoch = known or Reported(bare, {mid: name for mid, _, name in report.members})
     _check(step, daemon, report, epoch, first=known is None)
     ended = (report.updated.seq, report.updated.epoch) if report.updated is not None else ()
-    numbers = report.epoch, report.committed_upto, report.heard, *ended, *(epoch.daemons if known is None else ())
+    numbers = report.epoch, report.finished.committed, report.heard, *ended, *(epoch.daemons if known is None else ())
     if max(numbers) > step.state.believable:
         why = "it reports numbers that no master can have come to"
         _put_out(step, daemon, report, why, m.MOST)
@@ -129,9 +132,9 @@ def take(step: Step, daemon: Daemon, report: m.Report) -> None:
         group.rebuild = Rebuild(step.now + step.limits.rejoin_grace)
         step.alarm(group.rebuild.deadline)
     again = report.mid in group.rebuild.reports
-    members, done = report.members if known is None else [], epoch.done.get((report.committed_upto, len(report.done)))
+    members, said = report.members if known is None else [], report.finished
     report = _shared(report, epoch)
-    own = msgspec.structs.replace(report, members=members, done=[] if report.done is done else report.done)
+    own = msgspec.structs.replace(report, members=members, finished=said if report.finished is said else _NOTHING)
     group.rebuild.held[daemon.name] += weight(own)  # also where it comes again
     group.rebuild.epochs[report.epoch] = epoch
     group.rebuild.reports[report.mid] = daemon, report
@@ -171,9 +174,10 @@ def _too_many(step: Step, daemon: Daemon, report: m.Report) -> str:
 
 def _shared(report: m.Report, epoch: Reported) -> m.Report:
     """The report, without what it says like the others: a thousand times a thousand members take memory."""
-    known = epoch.done.setdefault((report.committed_upto, len(report.done)), report.done)
-    done = known if known == report.done else report.done
-    return msgspec.structs.replace(report, members=epoch.report.members, plan=epoch.report.plan, done=done)
+    said = report.finished
+    known = epoch.finished.setdefault((said.committed, len(said.done)), said)
+    said = known if known == said else said
+    return msgspec.structs.replace(report, members=epoch.report.members, plan=epoch.report.plan, finished=said)
 
 
 def make_room(step: Step, daemon: Daemon) -> None:
@@ -195,7 +199,7 @@ def make_room(step: Step, daemon: Daemon) -> None:
             for mid in [mid for mid, one in rebuild.lost.items() if (mid, of) in {(n, d) for n, _, d in one.members}]:
                 del rebuild.lost[mid]
             for epoch in rebuild.epochs.values():  # others report it, too
-                epoch.done.clear()
+                epoch.finished.clear()
             _look_anew(rebuild)
             consider(step, group)
         if closing is not None and closing.held.pop(of, 0):
@@ -233,12 +237,12 @@ def _check(step: Step, daemon: Daemon, report: m.Report, epoch: Reported, *, fir
             raise ProtocolError("reports an epoch that no master made", got=f"epoch {report.epoch}")
     elif _terms(epoch.report) != _terms(report):
         raise ProtocolError("reports another epoch than the others", got=f"epoch {report.epoch}")
-    window = counting.WINDOW_FACTOR * step.limits.ops_in_flight
-    seqs = [seq for seq, _, _ in report.done] + report.updates
+    finished = report.finished
+    seqs = [seq for seq, _, _ in finished.done]
     low, high = min(seqs, default=report.base + 1), max(seqs, default=0)
-    bound = report.committed_upto + window
+    bound = finished.committed + counting.window(step)
     small = len(epoch.daemons) < report.min_world
-    if report.committed_upto < report.base or low <= report.base or len(set(seqs)) < len(seqs):
+    if finished.committed < report.base or low <= report.base or len(set(seqs)) < len(seqs):
         raise ProtocolError(
             "reports impossible operations", got=f"operations from {low}, done twice or before the epoch"
         )
@@ -299,7 +303,7 @@ def _lose(step: Step, rebuild: Rebuild, mid: int) -> None:
 
 
 def drop(step: Step, daemon: Daemon) -> None:
-    """The daemon's connection is over: what it reported counts only against what others report (borne.py)."""
+    """The daemon's connection is over: what it reported counts only against what others report (close.py)."""
     for group in list(step.state.groups.values()):
         if group.rebuild is not None:
             reports = group.rebuild.reports
@@ -407,16 +411,16 @@ def _decide(step: Step, group: Group, rebuild: Rebuild, newest: m.Report) -> Non
     moving = _settle_p2p(step, group, rebuild)
     bound = m.MOST
     if used is not None and unheard and used.base >= newest.base:
-        above = sum(report.committed_upto > used.base for report in top.values())
+        above = sum(report.finished.committed > used.base for report in top.values())
         # Those that it left out were told that no more was committed. If most say more, it is of another history.
         bound = used.base if 2 * above <= len(top) else m.MOST
     lost = {mid: one for mid, one in rebuild.lost.items() if one.epoch == newest.epoch}
     lost = {mid: one for mid, one in lost.items() if used is None or not unheard or mid in used.mids}
     closing = Closing(step.now, step.now + step.limits.heartbeat_timeout)
     for mid, report in (top | lost).items():
-        closing.reports[mid] = _part(report, bound)
+        closing.reports[mid] = _below(report.finished, bound)
     for member in group.members:  # who had not heard of the epoch: nothing was committed in it
-        nothing = m.Frozen(group.name, member.mid, group.epoch, group.committed, [], [], [], [])
+        nothing = msgspec.structs.replace(_NOTHING, committed=group.committed)
         closing.reports.setdefault(member.mid, nothing)
     if len(top) == len(newest.members) and not moving and not any(report.aborted for report in top.values()):
         found = epochs.verdict(group, closing)
@@ -424,7 +428,7 @@ def _decide(step: Step, group: Group, rebuild: Rebuild, newest: m.Report) -> Non
         if (agreed or (votes and not unheard)) and (not votes or step.limits.commit == "members"):
             group.committed = found.sure
             _go_on(step, group, list(top.values()), votes=votes)
-            claim = max(report.committed_upto for report in closing.reports.values())
+            claim = max(report.committed for report in closing.reports.values())
             if claim > found.sure:  # members commit on while they report: the others are to say as much soon
                 group.current.claim = claim, step.now + step.limits.heartbeat_timeout
                 step.alarm(group.current.claim[1])
@@ -442,7 +446,7 @@ def _decide(step: Step, group: Group, rebuild: Rebuild, newest: m.Report) -> Non
     missing = f"; {', '.join(list(gone.values())[:16])} did not report" if gone else "; not all knew the same epoch"
     reason = f"the master was restarted{missing if gone or len(top) < len(present) else ''}"
     late = f"did not report within {step.limits.rejoin_grace:g} s after the master's restart"
-    group.begin(newest.reason, votes=True)
+    group.begin(newest.reason, votes=True, window=counting.window(step))
     group.current.out = [
         Out(mid, put_out[mid][1], put_out[mid][0]) if mid in put_out else Out(mid, f"{name} {late}", None)
         for mid, name in gone.items()
@@ -457,12 +461,11 @@ def _decide(step: Step, group: Group, rebuild: Rebuild, newest: m.Report) -> Non
     losses.end_epoch(step, group, reason)
 
 
-def _part(report: m.Report, bound: int) -> m.Frozen:
-    """What the *report* says of operations, as at the end of any epoch; above *bound* nothing has happened."""
-    done = report.done if bound == m.MOST else [one for one in report.done if one[0] <= bound]
-    stands = [seq for seq in report.updates if seq <= bound]
-    head = report.group, report.mid, report.epoch
-    return m.Frozen(*head, min(report.committed_upto, bound), done, [], [], [], stands)
+def _below(report: m.EpochReport, bound: int) -> m.EpochReport:
+    """The *report* without what lies above *bound*: nothing there has happened."""
+    if bound == m.MOST:
+        return report
+    return m.EpochReport(min(report.committed, bound), [one for one in report.done if one[0] <= bound], [], [])
 
 
 def _put_out_by(used: Used, reports: dict[int, tuple[Daemon, m.Report]]) -> dict[int, tuple[Daemon, str]]:
@@ -509,7 +512,7 @@ def _tell_outsiders(step: Step, rebuild: Rebuild, newest: m.Report) -> None:
 
 
 def _put_out(step: Step, daemon: Daemon, report: m.Report, why: str, unknown_upto: int) -> None:
-    step.send(daemon.conn, m.Evicted(report.group, report.mid, why, report.committed_upto, unknown_upto))
+    step.send(daemon.conn, m.Evicted(report.group, report.mid, why, report.finished.committed, unknown_upto))
     step.record(None, "evicted", f"member {report.mid} of daemon {daemon.name}, group {report.group}: {why}")
 
 
@@ -524,13 +527,15 @@ def _tell_updates(step: Step, group: Group, rebuild: Rebuild, sure: int) -> None
     best = {one[0]: one for one in sorted(told, key=told.__getitem__)}
     tied = {one[0] for one in told if one != best[one[0]] and told[one] == told[best[one[0]]]}
     for mid, (daemon, report) in rebuild.reports.items():
-        for seq, epoch, members in [best[seq] for seq in report.updates if seq in best and seq not in tied]:
+        said = report.finished
+        stands = [seq for seq, *result in said.done if seq > said.committed and (*result,) == UPDATE]
+        for seq, epoch, members in [best[seq] for seq in stands if seq in best and seq not in tied]:
             step.send(daemon.conn, m.Updated(group.name, mid, m.UpdateOutcome(seq, epoch, list(members))))
 
 
 def _go_on(step: Step, group: Group, reports: list[m.Report], *, votes: bool) -> None:
     """Everyone is here and knows the same: the epoch was never interrupted."""
-    group.begin(reports[0].reason, votes=votes)
+    group.begin(reports[0].reason, votes=votes, window=counting.window(step))
     for ends in reports[0].plan.avoid:
         group.bad_pairs[pair(*ends)] = step.now + BAD_PAIR_SECONDS
     epochs.persist(step, group)
@@ -538,11 +543,12 @@ def _go_on(step: Step, group: Group, reports: list[m.Report], *, votes: bool) ->
         told = m.Resumed(group.name, member.mid, group.epoch, step.state.term)
         step.send(member.daemon.conn, told)
     if not votes:
-        words = {report.mid: borne.word(report.committed_upto, report.done) for report in reports}
+        words = {report.mid: close.word(report.finished) for report in reports}
         none = frozenset[int]().__contains__
-        group.committed = borne.judge(words, words.keys(), group.committed, none, group.voids.keys()).upto
+        group.committed = close.close_epoch(words, words.keys(), group.committed, none, group.voids.keys()).upto
+        group.current.tally.advance(group.committed)
     group.voids = {seq: void for seq, void in group.voids.items() if seq > group.committed}
-    if any(report.committed_upto < group.committed for report in reports):
+    if any(report.finished.committed < group.committed for report in reports):
         step.broadcast(group, m.Commit(group.name, group.epoch, group.committed, step.state.term))
     text = f"the master was restarted; epoch {group.epoch} goes on with {names(group.members)}"
     step.record(group, "resumed", text)
@@ -552,12 +558,9 @@ def _go_on(step: Step, group: Group, reports: list[m.Report], *, votes: bool) ->
         if report.mid not in step.state.members:
             continue  # what others said has put it out
         member = step.state.members[report.mid]
-        done = [one for one in report.done if one[0] > report.committed_upto]
-        said = [m.Done(*head, *one) for one in done] + [m.UpdateMembership(*head, seq) for seq in report.updates]
-        for message in sorted(said, key=lambda one: one.seq):
-            if group.epoch == report.epoch:
-                tell = counting.done if isinstance(message, m.Done) else counting.update
-                tell(step, member, message)  # type: ignore[arg-type]
+        for one in sorted(report.finished.done):
+            if one[0] > report.finished.committed and group.epoch == report.epoch:
+                counting.vote(step, member, m.Vote(*head, *one))
     step.touch(group)
 
 
@@ -567,7 +570,7 @@ def judge_claim(step: Step, group: Group) -> None:
     if until > step.now:
         return
     group.current.claim = 0, inf
-    behind = [member for member in group.members if member.committed < claim]
+    behind = [member for member in group.members if group.current.tally.claims[member.mid] < claim]
     if behind and not group.stopped:
         told = f"operation {claim} was said to be committed when the master was restarted"
         losses.end_epoch(step, group, f"{told}; {names(behind)} did not come that far")

@@ -11,6 +11,7 @@ from math import inf
 import msgspec
 
 from wancoll.collective import Descriptor
+from wancoll.commit.tally import Tally
 from wancoll.limits import Limits, few
 from wancoll.wire import messages as m
 from wancoll_master.core.ready import Broadcast, Close, Persist, Ready, Record, Send, Used
@@ -130,7 +131,6 @@ class Member:
     in_epoch: bool = False
     was: int = 0  # of a joiner: the mid that an earlier master gave it
     done_upto: int = 0
-    committed: int = 0  # where members commit: up to where it has, in this epoch, as it says
     probes: dict[int, ProbePair] = field(default_factory=dict)  # of a joiner, by the member's mid
     called: tuple[int, int, float] = (0, 0, -inf)  # epoch, highest seq that its client has called, and when it said so
     told: Told | None = None
@@ -146,18 +146,6 @@ class Member:
     def reachable(self) -> bool:
         """Whether every probe of a joiner was answered."""
         return all(found.ok for found in self.probes.values())
-
-
-@dataclass(slots=True)
-class Pending:
-    """An op of the current epoch that some members are done with (or, for *update*, have posted)."""
-
-    since: float
-    update: bool
-    digest: int
-    fingerprint: int
-    done: dict[int, int] = field(default_factory=dict)  # mid -> digest
-    differs: bool = False  # not all digests are equal
 
 
 @dataclass(slots=True)
@@ -267,10 +255,10 @@ class Closing:
 
     since: float
     until: float  # then it is looked for those who do not
-    reports: dict[int, m.Frozen] = field(default_factory=dict)  # by mid
+    reports: dict[int, m.EpochReport] = field(default_factory=dict)  # by mid
     claimed: int = 0  # the most that members said is committed whose reports count no more
     sure: int = 0  # up to here all is committed, as these reports had it when some of them still counted
-    results: list[tuple[int, int, int]] = field(default_factory=list)  # of that, as in Verdict
+    results: list[tuple[int, int, int]] = field(default_factory=list)  # of that, as in EpochOutcome
     of: dict[int, str] = field(default_factory=dict)  # the daemons of those
     held: Counter[str] = field(default_factory=Counter)  # bytes of memory that were reported, by daemon
     restarted: bool = False  # an earlier master may have committed what is told as done
@@ -282,7 +270,7 @@ class Closing:
 
     def drop(self, mid: int) -> None:
         """The member's report counts no more; what it said is committed is still known."""
-        self.claimed = max(self.claimed, self.reports.pop(mid).committed_upto)
+        self.claimed = max(self.claimed, self.reports.pop(mid).committed)
         del self.of[mid]
 
 
@@ -297,9 +285,8 @@ class Current:
     closing: Closing | None = None  # where members commit: they were told to stop
     out: list[Out] = field(default_factory=list)  # then: who is out, and is not told yet what became of its calls
     conns: tuple[int, ...] = ()  # of the members' daemons, each once
-    heard: int = 0  # where members commit: the most that one of them says it has committed
     claim: tuple[int, float] = (0, inf)  # said at a restart to be committed; until when all are to say so
-    pending: dict[int, Pending] = field(default_factory=dict)  # by seq
+    tally: Tally = field(default_factory=lambda: Tally((), 0, (), 0))  # of the votes that the master was told
     p2p: P2PBook = field(default_factory=P2PBook)
     asking: Asking | None = None
     complaints: dict[tuple[int, int, bool], Complaint] = field(default_factory=dict)  # who, whom, of which link
@@ -329,8 +316,7 @@ class Reported:
 
     report: m.Report  # the first of them, without what is the member's own
     daemons: dict[int, str]  # by mid
-    # As one reports it, by committed_upto and how much it is.
-    done: dict[tuple[int, int], list[tuple[int, int, int]]] = field(default_factory=dict)
+    finished: dict[tuple[int, int], m.EpochReport] = field(default_factory=dict)  # by what is committed, how much it is
     goodbyes: set[int] = field(default_factory=set)  # mids of those who have reported, and left
 
 
@@ -383,12 +369,11 @@ class Group:
         """Members fail their ops themselves here; only update_membership goes on."""
         return len(self.members) < self.min_world
 
-    def begin(self, reason: str, *, votes: bool) -> None:
+    def begin(self, reason: str, *, votes: bool, window: int) -> None:
         """The members have another epoch: nothing of the last one counts any more."""
         conns = tuple(dict.fromkeys(member.daemon.conn for member in self.members))
         self.current = Current(clip(reason), votes, conns=conns)
-        for member in self.members:
-            member.committed = self.committed
+        self.current.tally = Tally([member.mid for member in self.members], self.committed, self.voids, window)
 
     @property
     def stopped(self) -> bool:
@@ -404,7 +389,7 @@ class Group:
     @property
     def heard(self) -> int:
         """Up to where all is committed, or, where members commit, one of them says so."""
-        return max(self.committed, self.current.heard)
+        return max(self.committed, self.current.tally.claimed)
 
     @property
     def first_unheard(self) -> int:

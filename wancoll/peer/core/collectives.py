@@ -10,8 +10,8 @@ The token that it sends to the right neighbour only finds out members whose call
 outcome does not wait for it. Where members commit, and the master is away, they pass it by themselves (C11): each
 says so in a note, and when all have it ends like a barrier, and admits nobody.
 
-Where the plan says so members commit among themselves (ballot.py): what proves that everyone took part is said to all
-others in notes, and ends here when all have said the same. The note is handed to the engine with the op, which may say
+Where the plan says so members commit among themselves (own_tally.py): of what proves that everyone took part each tells
+all others its vote, and it ends here when all votes are equal. The vote goes to the engine with the op, which may say
 it itself at the moment in which it has finished; op.told is what became of that. A member keeps the results of what it
 has committed of late: others may lack its votes, and a master that ends the epoch compares them (C3). So it is where
 the master commits, for the one after it (R7). Other kinds are told to the master
@@ -36,13 +36,13 @@ from wancoll.collective import DATALESS, SAME_RESULT, Kind
 from wancoll.limits import Limits
 from wancoll.peer.core import commands as cmd
 from wancoll.peer.core import links, outcomes
-from wancoll.peer.core.ballot import Ballot
 from wancoll.peer.core.book import Attempts, Book
 from wancoll.peer.core.calls import Call, Meaning, Seat, covering
 from wancoll.peer.core.liveness.master_session import MasterSession
 from wancoll.peer.core.op import Op, OpState
+from wancoll.peer.core.own_tally import OwnTally
 from wancoll.wire import messages as m
-from wancoll.wire.note import ROUNDS, Ask, NewRound, Note
+from wancoll.wire.note import ROUNDS, Ask, NewRound, pack
 
 _WINDOW_FACTOR = 4  # times ops_in_flight, and covers: how far above the last commit a member may be
 
@@ -64,7 +64,7 @@ class Collectives(Book):
         self._asked = 0  # the master wants to know what this member calls at this seq
         # Of what was committed: seq, digest, fingerprint. No other member can lack more of it.
         self._kept: deque[tuple[int, int, int]] = deque(maxlen=limits.ops_in_flight + limits.covers)
-        self.ballot: Ballot | None = None  # where members commit
+        self.tally: OwnTally | None = None  # where members commit
         self._behind = -1  # up to where it had committed when it was found at last that another says more
         self._answered: dict[int, float] = {}  # when another member that asked for votes was told them at last
         self.now = 0.0  # of the newest step
@@ -76,12 +76,10 @@ class Collectives(Book):
         self._ahead: dict[int, NewRound] = {}  # by mid: of an epoch that this member has not heard of yet
         self._leaving: set[int] = set()  # seqs of what ran in an older round and is still in the engine
 
-    def done(self, op: Op) -> m.Done | m.UpdateMembership:
-        """The member has finished *op*, or stands at its update_membership."""
-        if op.kind is Kind.update_membership:
-            return m.UpdateMembership(*self.seat.head, op.seq, self.settled)
+    def done(self, op: Op) -> m.Vote:
+        """The member's vote for *op*, which it has finished, or at which it stands."""
         assert op.meaning is not None
-        return m.Done(*self.seat.head, op.seq, self._digest(op), op.meaning.fingerprint, self.settled)
+        return m.Vote(*self.seat.head, op.seq, self._digest(op), op.meaning.fingerprint, self.settled)
 
     def _digest(self, op: Op) -> int:
         """Digest of a result that is the same on all members; 0 for other kinds."""
@@ -95,20 +93,19 @@ class Collectives(Book):
     @property
     def settled(self) -> int:
         """What the master is told with each word: where members commit, up to where they have."""
-        return self.committed if self.ballot is not None else 0
+        return self.committed if self.tally is not None else 0
 
-    def finished(self) -> list[m.Done | m.UpdateMembership]:
+    def finished(self) -> list[m.Vote]:
         """What is done here and not known to be committed, in the order of its seqs."""
         return [self.done(op) for op in self.open.values() if op.state is OpState.done]
 
     def results(self) -> list[tuple[int, int, int]]:
         """What has been committed here of late, and what is done."""
-        done = [one for one in self.finished() if isinstance(one, m.Done)]
-        return [*self._kept, *((one.seq, one.digest, one.fingerprint) for one in done)]
+        return [*self._kept, *((one.seq, one.digest, one.fingerprint) for one in self.finished())]
 
-    def told(self) -> list[m.Done | m.UpdateMembership]:
+    def told(self) -> list[m.Vote]:
         """The part of finished() that was already reported to the master."""
-        return [done for done in self.finished() if self.ballot is None or done.seq in self._said]
+        return [done for done in self.finished() if self.tally is None or done.seq in self._said]
 
     @property
     def in_flight(self) -> int:
@@ -180,17 +177,17 @@ class Collectives(Book):
             if op.state is OpState.done and not (out and op.kind is Kind.update_membership):
                 self._keep(op)
                 commands += self._end_beside(op) + self.end(op, self._result(op, now, alone=alone))
-        if self.ballot is None or out:
+        if self.tally is None or out:
             return commands
-        self.ballot.advance(upto)
+        self.tally.advance(upto)
         self._said = {seq for seq in self._said if seq > upto}
         # C10, C12: some may lack a vote, or the master's word, and wait in what nobody else repeats: they are to ask.
-        if not self.ballot.frozen and (any(seq <= upto for seq in self._alone) or (self.round and not alone)):
-            to = tuple(sorted(self.ballot.others & self._up))
-            commands.append(cmd.SendNote(to, self.ballot.committed_so_far().pack()))
+        if not self.tally.frozen and (any(seq <= upto for seq in self._alone) or (self.round and not alone)):
+            to = tuple(sorted(self.tally.others & self._up))
+            commands.append(cmd.SendNote(to, pack(self.tally.committed_so_far())))
         self._alone = {seq for seq in self._alone if seq > upto}
-        first = self._first_open(self.ballot)
-        if first is None or first.state is OpState.done or self.ballot.frozen:
+        first = self._first_open(self.tally)
+        if first is None or first.state is OpState.done or self.tally.frozen:
             return commands
         return [*commands, *map(cmd.ToMaster, self._grace(first))]  # they say how far this one has committed (R20)
 
@@ -201,7 +198,7 @@ class Collectives(Book):
             op = self.open.get(seq)
             if op is not None and op.state is OpState.done and op.kind is not Kind.update_membership:
                 done = self.done(op)
-                if isinstance(done, m.Done) and (done.digest, done.fingerprint) == (digest, fingerprint):
+                if (done.digest, done.fingerprint) == (digest, fingerprint):
                     commands += self._end_beside(op) + self.end(op, self._result(op, now))
         return commands
 
@@ -220,7 +217,7 @@ class Collectives(Book):
             return []
         self._keep(op)
         later = outcome.epoch > self.seat.epoch.epoch
-        stopped = self._stop() if self.ballot is not None and later else []
+        stopped = self._stop() if self.tally is not None and later else []
         self.aborted |= later
         ended = self.end(op, outcomes.result(op, outcome.epoch, list(outcome.members), op.digest, now))
         return stopped + self.commit(outcome.seq, now) + ended
@@ -232,8 +229,8 @@ class Collectives(Book):
         """
         commands = self._stop()
         self._asked = ask or self._asked
-        if self.ballot is not None:
-            commands.append(cmd.ToMaster(self._frozen(self.ballot)))
+        if self.tally is not None:
+            commands.append(cmd.ToMaster(m.Frozen(*self.seat.head, self._stopped(self.tally))))
         return commands + (self.mismatch(ask) if ask else [])
 
     def _stop(self) -> list[cmd.Command]:
@@ -242,24 +239,22 @@ class Collectives(Book):
         commands = self.cancel()
         self._leaving.clear()
         for op in self.open.values():
-            if op.state is OpState.running or (op.state is OpState.done and self.ballot is None):
+            if op.state is OpState.running or (op.state is OpState.done and self.tally is None):
                 op.state = OpState.waiting
-        if self.ballot is not None:
-            self.ballot.freeze()
+        if self.tally is not None:
+            self.tally.freeze()
         return commands
 
-    def _frozen(self, ballot: Ballot) -> m.Frozen:
-        done = [one for one in self.finished() if isinstance(one, m.Done)]
-        votes = {op.seq for op in self.open.values() if self._votes(op)}
-        return m.Frozen(
-            *self.seat.head,
-            self.committed,
-            done=[*self._kept, *((one.seq, one.digest, one.fingerprint) for one in done if one.seq in votes)],
-            told=[(one.seq, one.digest, one.fingerprint) for one in done if one.seq in self._said],
-            updates=[one.seq for one in self.told() if isinstance(one, m.UpdateMembership)],
-            apart=ballot.apart,
-            alone=sorted(self._alone),
-        )
+    def _stopped(self, tally: OwnTally) -> m.EpochReport:
+        """What the others, or a master, have heard that is finished here."""
+        told = {op.seq for op in self.open.values() if self._votes(op)} | self._said
+        done = [one for one in self.results() if one[0] <= self.committed or one[0] in told]
+        collected = [seq for seq, _, _ in done if seq in self._said and seq not in self._alone]
+        return m.EpochReport(self.committed, done, collected, tally.divergent)
+
+    def report(self) -> m.EpochReport:
+        """All that is finished here: a new master may count it, whoever was told."""
+        return m.EpochReport(self.committed, self.results(), [], [])
 
     def leave_epoch(self, upto: int, now: float, *, passed: bool = False) -> list[cmd.Command]:
         """The epoch is over: stop, but what it committed up to *upto* ends in it (R2).
@@ -278,10 +273,10 @@ class Collectives(Book):
         epoch, self.seat = seat.epoch, seat
         self.committed, self.aborted, self._asked = epoch.committed_upto, False, 0
         voids = {void.seq: void for void in epoch.voids}
-        self._open_ballot(seat, voids)
+        self._open_tally(seat, voids)
         begun = {mid: one for mid, one in self._ahead.items() if one.epoch == epoch.epoch}
         rounds = [one.number for mid, one in begun.items() if mid in seat.world.mids]
-        self.round = max(rounds, default=0) if self.ballot else 0
+        self.round = max(rounds, default=0) if self.tally else 0
         self._ahead = {mid: begun for mid, begun in self._ahead.items() if begun.epoch > epoch.epoch}
         commands: list[cmd.Command] = []
         behind = False  # an update_membership that is open
@@ -311,18 +306,18 @@ class Collectives(Book):
         commands += [cmd.ToMaster(message) for message in self.graces()]
         return commands
 
-    def _open_ballot(self, seat: Seat, voids: Collection[int]) -> None:
+    def _open_tally(self, seat: Seat, voids: Collection[int]) -> None:
         self._kept.clear()
         self._answered.clear()
         self._behind = -1
         self._said.clear()
         self._alone.clear()
         self._complained.clear()
-        self.ballot, self.master_away = None, False
+        self.tally, self.master_away = None, False
         if seat.votes:
             window = _WINDOW_FACTOR * self._limits.ops_in_flight + self._limits.covers
             others = frozenset(seat.world.mids) - {seat.mid}
-            self.ballot = Ballot(seat.epoch.epoch, others, seat.epoch.committed_upto, voids, window)
+            self.tally = OwnTally(seat.head, others, seat.epoch.committed_upto, voids, window)
 
     def cover(self, cover: m.Cover, now: float) -> list[cmd.Command]:
         """The client is late with a call: take part in it with zeros, unless it has called it (R20).
@@ -363,14 +358,12 @@ class Collectives(Book):
 
     def say_done(self, op: Op) -> list[cmd.Command]:
         """See Book. Where members commit the others are told, or the master once all below is committed."""
-        if self.ballot is None:
+        if self.tally is None:
             return super().say_done(op)
-        assert op.meaning is not None
-        vote = op.seq, self._digest(op), op.meaning.fingerprint
-        said = self._note(self.ballot, *vote, told=op.told) if self._votes(op) else []
+        said = self._vote(self.tally, op, told=op.told) if self._votes(op) else []
         return said + self._decide_all()
 
-    def hear(self, sender: int, note: Note | NewRound | Ask) -> list[cmd.Command]:
+    def hear(self, sender: int, note: m.Vote | NewRound | Ask) -> list[cmd.Command]:
         """Member *sender* says what it knows. Of another epoch nothing counts (C10).
 
         Raises:
@@ -378,20 +371,20 @@ class Collectives(Book):
         """
         if isinstance(note, NewRound):
             return self._hear_round(sender, note)
-        if self.ballot is None or note.epoch != self.ballot.epoch:
+        if self.tally is None or note.epoch != self.tally.epoch:
             return []
         if isinstance(note, Ask):
-            return self._say_again(self.ballot, sender, note)
-        self.ballot.hear(sender, note)
+            return self._say_again(self.tally, sender, note)
+        self.tally.hear(sender, note)
         return self._differ(note.seq) + self._decide_all()
 
     def start(self, op: Op, meaning: Meaning) -> cmd.Command:
         """See Book. What members commit the engine may say to those who can be told now."""
-        command, ballot = super().start(op, meaning), self.ballot
+        command, tally = super().start(op, meaning), self.tally
         op.hearers = op.told = ()
-        if ballot is not None and not ballot.frozen and self._votes(op):
-            op.hearers = tuple(sorted(ballot.others & self._up))
-            op.note = Note(ballot.epoch, ballot.committed, op.seq, 0, meaning.fingerprint).pack()
+        if tally is not None and not tally.frozen and self._votes(op):
+            op.hearers = tuple(sorted(tally.others & self._up))
+            op.note = pack(m.Vote(*self.seat.head, op.seq, 0, meaning.fingerprint, tally.committed))
         return command
 
     def _votes(self, op: Op) -> bool:
@@ -400,10 +393,10 @@ class Collectives(Book):
 
     def unheard(self, seq: int) -> frozenset[int] | None:
         """The members that have not said that *seq* is finished there; None: the master commits it."""
-        op, ballot = self.open.get(seq), self.ballot
-        if op is None or ballot is None or not (seq in self._alone or self._votes(op)):
+        op, tally = self.open.get(seq), self.tally
+        if op is None or tally is None or not (seq in self._alone or self._votes(op)):
             return None
-        return ballot.unheard(seq)
+        return tally.unheard(seq)
 
     def _decide_all(self) -> list[cmd.Command]:
         """Do what follows from what is known, one decision at a time, until nothing follows."""
@@ -417,28 +410,27 @@ class Collectives(Book):
 
         None: there is nothing to decide.
         """
-        ballot = self.ballot
-        if ballot is None or ballot.frozen:
+        tally = self.tally
+        if tally is None or tally.frozen:
             return None
-        if (upto := ballot.reach()) > ballot.committed:
+        if (upto := tally.prefix()) > tally.committed:
             return self._commit(upto, self.now, alone=True)
-        op = self._first_open(ballot)
+        op = self._first_open(tally)
         if op is None or op.state is not OpState.done or self._votes(op):
             return None
         if op.seq not in self._said:
             self._said.add(op.seq)
-            ballot.pass_by(op.seq, relayed=op.kind is not Kind.update_membership)
+            tally.told_master(op.seq, relayed=op.kind is not Kind.update_membership)
             return [cmd.ToMaster(self.done(op))]
         if op.kind is not Kind.update_membership or op.seq in self._alone or not self.master_away:
             return None
-        assert op.meaning is not None
         self._alone.add(op.seq)
-        return self._note(ballot, op.seq, 0, op.meaning.fingerprint)
+        return self._vote(tally, op)
 
-    def _first_open(self, ballot: Ballot) -> Op | None:
+    def _first_open(self, tally: OwnTally) -> Op | None:
         """The first op that is not known to be committed or void."""
         for op in self.open.values():
-            if op.seq > ballot.committed and op.seq not in ballot.voids and op.state is not OpState.ended:
+            if op.seq > tally.committed and op.seq not in tally.voids and op.state is not OpState.ended:
                 return op
         return None
 
@@ -447,22 +439,22 @@ class Collectives(Book):
 
         Not for what came since the last look: their votes are on their way.
         """
-        ballot = self.ballot
-        if ballot is None or ballot.frozen or ballot.claimed <= ballot.committed:
+        tally = self.tally
+        if tally is None or tally.frozen or tally.claimed <= tally.committed:
             self._behind = -1
             return []
-        asks, self._behind = self._behind == ballot.committed, ballot.committed
-        to = tuple(sorted(ballot.others & self._up))
-        return [cmd.SendNote(to, Ask(ballot.epoch, ballot.committed).pack(), again=True)] if asks else []
+        asks, self._behind = self._behind == tally.committed, tally.committed
+        to = tuple(sorted(tally.others & self._up))
+        return [cmd.SendNote(to, pack(Ask(tally.epoch, tally.committed)), again=True)] if asks else []
 
-    def _say_again(self, ballot: Ballot, mid: int, ask: Ask) -> list[cmd.Command]:
+    def _say_again(self, tally: OwnTally, mid: int, ask: Ask) -> list[cmd.Command]:
         """Member *mid* lacks votes: tell it this one's, not more often than it may ask."""
-        ballot.hear(mid, Note(ask.epoch, ask.committed))
+        tally.hear(mid, m.Vote(self.seat.epoch.group, mid, ask.epoch, committed=ask.committed))
         soon = self._answered.get(mid, -inf) + self._limits.heartbeat_interval / 2
-        if ballot.frozen or self.now < soon:
+        if tally.frozen or self.now < soon:
             return []
         self._answered[mid] = self.now
-        return [cmd.SendNote((mid,), note.pack(), again=True) for note in ballot.again(mid, self._kept)]
+        return [cmd.SendNote((mid,), pack(note), again=True) for note in tally.again(mid, self._kept)]
 
     def without_master(self) -> list[cmd.Command]:
         """There was none for a while: what waits at an update_membership goes on without it, if all others do (C11).
@@ -470,40 +462,39 @@ class Collectives(Book):
         Again: that is said again to those who were late with the epoch. So is how far this one has committed: the
         master's last word may have come here alone, and who lacks a vote is to ask for it.
         """
-        self.master_away, ballot = True, self.ballot
-        if ballot is None or ballot.frozen:
+        self.master_away, tally = True, self.tally
+        if tally is None or tally.frozen:
             return []
-        passes = [note for note in ballot.votes() if note.seq in self._alone]
-        to = tuple(sorted(ballot.others & self._up))
-        said = [cmd.SendNote(to, note.pack(), again=True) for note in passes or [ballot.committed_so_far()]]
+        passes = [note for note in tally.votes() if note.seq in self._alone]
+        to = tuple(sorted(tally.others & self._up))
+        said = [cmd.SendNote(to, pack(note), again=True) for note in passes or [tally.committed_so_far()]]
         return [*said, *self._decide_all()]
 
-    def _note(
-        self, ballot: Ballot, seq: int, digest: int, fingerprint: int, told: tuple[int, ...] = ()
-    ) -> list[cmd.Command]:
-        """Tell all others that *seq* is finished here, but those who were *told*."""
-        note = ballot.finish(seq, digest, fingerprint)
-        to = (ballot.others & self._up).difference(told)
-        said = [cmd.SendNote(tuple(sorted(to)), note.pack())] if to or not told else []
-        return [*said, *self._need_links(), *self._differ(seq)]
+    def _vote(self, tally: OwnTally, op: Op, told: tuple[int, ...] = ()) -> list[cmd.Command]:
+        """Tell all others that *op* is finished here, but those who were *told*."""
+        assert op.meaning is not None
+        vote = tally.finish(op.seq, (self._digest(op), op.meaning.fingerprint))
+        to = (tally.others & self._up).difference(told)
+        said = [cmd.SendNote(tuple(sorted(to)), pack(vote))] if to or not told else []
+        return [*said, *self._need_links(), *self._differ(op.seq)]
 
     def _differ(self, seq: int) -> list[cmd.Command]:
         """Somebody has another result than this member, or calls something else: the master ends the epoch."""
         op = self.open.get(seq)
-        if self.ballot is None or not self.ballot.is_apart(seq) or op is None or seq in self._complained:
+        if self.tally is None or not self.tally.is_divergent(seq) or op is None or seq in self._complained:
             return []
         self._complained.add(seq)
-        other, (digest, fingerprint) = self.ballot.differing(seq)[0]
+        other, (digest, fingerprint) = self.tally.differing(seq)[0]
         done = self.done(op)
-        if not isinstance(done, m.Done) or fingerprint != done.fingerprint:
+        if fingerprint != done.fingerprint:
             return [self._answer(op)]
         return [self._master_session.say(m.Differs(*self.seat.head, seq, done.digest, other, digest))]
 
     def _need_links(self) -> list[cmd.Command]:
         """Somebody has to hear of what is finished here, and cannot."""
-        ballot = self.ballot
-        missing = ballot.others - self._up if ballot is not None else frozenset[int]()
-        return [links.Need(missing)] if missing and ballot is not None and ballot.waits else []
+        tally = self.tally
+        missing = tally.others - self._up if tally is not None else frozenset[int]()
+        return [links.Need(missing)] if missing and tally is not None and tally.waits else []
 
     # ---- from the links and the engine ---------------------------------------------------------------
 
@@ -511,16 +502,16 @@ class Collectives(Book):
         """The neighbours' links are up, and in all those to *up* (mids): start what waits, in seq order."""
         new, self._up = sorted(set(up) - self._up), set(up)
         said: list[cmd.Command] = []
-        ballot = self.ballot
-        if ballot is not None and not ballot.frozen:
+        tally = self.tally
+        if tally is not None and not tally.frozen:
             for mid in new:
-                said += [cmd.SendNote((mid,), note.pack(), again=True) for note in ballot.again(mid, self._kept)]
+                said += [cmd.SendNote((mid,), pack(note), again=True) for note in tally.again(mid, self._kept)]
                 if self.round + 1 < ROUNDS:  # none follows the last round
                     self._master_session.said.pop(
                         (mid, "lost", False), None
                     )  # a new master need not end the epoch for that
             if new and self.round:
-                said.append(cmd.SendNote(tuple(new), NewRound(self.seat.epoch.epoch, self.round).pack(), again=True))
+                said.append(cmd.SendNote(tuple(new), pack(NewRound(self.seat.epoch.epoch, self.round)), again=True))
         if self.aborted or (self._ready and not self._held):
             return said  # stopped: the next epoch follows
         self._ready = True
@@ -539,10 +530,10 @@ class Collectives(Book):
             return (self._start_waiting() if self._ready and self._held else []) + self._need_links()
         self._ready = False
         commands = [self._master_session.link_down(self.seat, other, "lost", reason)]
-        if self.ballot is not None and not self.ballot.frozen:
+        if self.tally is not None and not self.tally.frozen:
             commands.append(links.Need(frozenset({other})))  # links_up says when it is there
             if self._ran_with(other) and self.round + 1 < ROUNDS:
-                commands += self._begin_round(self.ballot, self.round + 1)
+                commands += self._begin_round(self.tally, self.round + 1)
         return commands
 
     # ---- another round of the epoch (C12) ------------------------------------------------------------
@@ -557,22 +548,22 @@ class Collectives(Book):
         if begun.epoch > self.seat.epoch.epoch:
             self._ahead[sender] = begun
             return []
-        ballot = self.ballot
-        if ballot is None or ballot.frozen or begun.epoch != ballot.epoch or begun.number <= self.round:
+        tally = self.tally
+        if tally is None or tally.frozen or begun.epoch != tally.epoch or begun.number <= self.round:
             return []
-        return self._begin_round(ballot, begun.number)
+        return self._begin_round(tally, begun.number)
 
-    def _begin_round(self, ballot: Ballot, number: int) -> list[cmd.Command]:
+    def _begin_round(self, tally: OwnTally, number: int) -> list[cmd.Command]:
         """Frames of older ones count no more: what all have not finished runs again, from front.
 
         What is cut short may finish all the same, until the engine has let go of it.
         """
         ready, self.round = self._ready, number
         self._leaving |= {op.seq for op in self.open.values() if op.state is OpState.running}
-        to = tuple(sorted(ballot.others & self._up))
-        said = NewRound(ballot.epoch, number), ballot.committed_so_far()  # nobody repeats what it has committed
+        to = tuple(sorted(tally.others & self._up))
+        said = NewRound(tally.epoch, number), tally.committed_so_far()  # nobody repeats what it has committed
         commands = [*self.cancel(), links.Round(number)]
-        commands += [cmd.SendNote(to, note.pack(), again=True) for note in said]
+        commands += [cmd.SendNote(to, pack(note), again=True) for note in said]
         self._ready = ready
         return commands + (self._start_waiting() if ready else [])
 

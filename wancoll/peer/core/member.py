@@ -20,7 +20,7 @@ of its own with its rules. This one holds what concerns them all: entering an ep
                                  ends the epoch
     finished, gone   the engine  ops are done, or their memory is free                                 R3, R13
 
-Races that this survives (docs/protocol.md has them all). A Done crosses the next Epoch: the op is back at waiting and
+Races that this survives (docs/protocol.md has them all). A Vote crosses the next Epoch: the op is back at waiting and
 runs again from front, which nobody has written (race 2, 6). A Commit crosses a loss: control streams are in order, so
 the commit, or the Epoch's committed_upto, comes first, and what is done here ends in the epoch that it was done in
 (race 1). The master dies after telling one member of two: the Report says what is known here (race 3). The engine's
@@ -255,11 +255,9 @@ class Member:
             min_world=epoch.min_world,
             reason=epoch.reason,
             base=epoch.committed_upto,
-            committed_upto=collectives.committed,
             voids=list(epoch.voids),
             aborted=collectives.aborted,
-            done=collectives.results(),
-            updates=[one.seq for one in collectives.finished() if isinstance(one, m.UpdateMembership)],
+            finished=collectives.report(),
             p2p=p2p.reported(),
             heard=p2p.heard,
             settled=list(p2p.settlements.items()),
@@ -423,7 +421,7 @@ class Member:
         if self.over or self.seat is None:
             return []
         try:
-            return self.collectives.hear(mid, unpack(data))
+            return self.collectives.hear(mid, unpack(data, self.group, mid))
         except ProtocolError as bad:
             return [links.Redial((mid,), 0.0, str(bad), links.COLLECTIVES)]
 

@@ -104,13 +104,17 @@ class OfMember(Message, frozen=True):
     epoch: Number
 
 
-class Done(OfMember, frozen=True):
-    """Op *seq* is finished on this member, with this result; members may finish ops out of order."""
+class Vote(OfMember, frozen=True):
+    """The member has finished op *seq*, with this result; it may finish ops out of order.
 
-    seq: Number
-    digest: Bits
-    fingerprint: Bits
-    committed_upto: Number = 0  # where members commit: all below is committed or void
+    It stands at an update_membership where digest is 0 and fingerprint that of an update_membership. To the master, or
+    to the other members (wire/note.py). 0 as *seq*: no vote, only what is committed.
+    """
+
+    seq: Number = 0
+    digest: Bits = 0  # 0 where results differ by rank
+    fingerprint: Bits = 0  # of the call
+    committed: Number = 0  # where members collect votes: all below is committed or void at the sender
 
 
 class LinkDown(OfMember, frozen=True):
@@ -188,28 +192,29 @@ class Grace(OfMember, frozen=True):
 
     seq: Number
     call: Descriptor
-    committed_upto: Number = 0  # where members commit: so much is
+    committed: Number = 0  # as in Vote
 
 
-class UpdateMembership(OfMember, frozen=True):
-    """The member has reached update_membership at *seq*."""
+class EpochReport(Message, frozen=True):
+    """What a member has finished in its epoch.
 
-    seq: Number
-    committed_upto: Number = 0  # as in Done
+    *done* has seq, digest and fingerprint, as in Vote, of what is finished above *committed*, and of what was committed
+    here in the epoch: the newest ops_in_flight and covers of those.
+    """
+
+    committed: Number  # all below is committed or void here
+    done: Annotated[list[tuple[Number, Bits, Bits]], Meta(max_length=8192)]
+    collected: Annotated[list[Number], Meta(max_length=8192)]  # of *done*: for what only the master collects votes
+    divergent: Annotated[list[Number], Meta(max_length=8192)]  # seqs in which another member has another result
 
 
 class Frozen(OfMember, frozen=True):
-    """Answer to Abort where members commit: the member finishes nothing in *epoch* any more, and this is all it has.
+    """Answer to Abort where members collect votes: the member finishes nothing in *epoch* any more.
 
-    Lists are of what is above *committed_upto*; of *done* also of what was committed here, as in Report.done.
+    What it has finished but told nobody is not in the report, and has not happened.
     """
 
-    committed_upto: Number
-    done: Annotated[list[tuple[Number, Bits, Bits]], Meta(max_length=8192)]  # that members commit
-    told: Annotated[list[tuple[Number, Bits, Bits]], Meta(max_length=8192)]  # of which a master was told Done
-    updates: Annotated[list[Number], Meta(max_length=8192)]  # at which it stands, as a master was told
-    apart: Annotated[list[Number], Meta(max_length=8192)]  # seqs in which another member has said another result
-    alone: Annotated[list[Number], Meta(max_length=8192)] = []  # updates that it passes if all others do, too (C11)
+    finished: EpochReport
 
 
 class Differs(OfMember, frozen=True):
@@ -286,13 +291,9 @@ class Report(OfMember, frozen=True):
     min_world: World
     reason: Text  # why the epoch began
     base: Number  # committed when the epoch began
-    committed_upto: Number
     voids: Annotated[list[Void], Meta(max_length=8192)]  # of the epoch
     aborted: bool  # the epoch's ops were stopped
-    # seq, digest, fingerprint, as in Done; also of what was committed here in the epoch: the newest ops_in_flight and
-    # covers of those, update_memberships among them, with digest 0
-    done: Annotated[list[tuple[Number, Bits, Bits]], Meta(max_length=8192)]
-    updates: Annotated[list[Number], Meta(max_length=8192)]  # seqs of update_memberships it stands at
+    finished: EpochReport  # all of it, whoever was told; update_memberships at which it stands, too
     p2p: Annotated[list[OpenP2P], Meta(max_length=8192)]
     heard: Number  # highest order of a send or recv that a master told it
     settled: Annotated[list[tuple[Number, Bits]], Meta(max_length=1024)]  # order, digest of the newest that committed
@@ -339,13 +340,12 @@ FromPeer = (
     | Ended
     | Stopping
     | Heartbeat
-    | Done
+    | Vote
     | LinkDown
     | Waits
     | Mismatch
     | GiveUp
     | Grace
-    | UpdateMembership
     | Frozen
     | Differs
     | Written

@@ -122,18 +122,18 @@ class _Look:
     def slow(self) -> set[int]:
         """Collectives that are slow, by the master's own count or by a member's word."""
         group, after = self._group, self._limits.slow_after
-        slow = {seq for seq, entry in group.current.pending.items() if self._now - entry.since >= after}
+        slow = {seq for seq, entry in group.current.tally.open.items() if self._now - entry.since >= after}
         told = {op.seq for told in self._told.values() for op in told.message.ops}
         return slow | {seq for seq in told if seq > group.committed and seq not in group.voids}
 
     def collective(self, seq: int) -> m.WaitStatus:
         """The collective *seq* and what it waits for."""
-        group, entry = self._group, self._group.current.pending.get(seq)
+        group, entry = self._group, self._group.current.tally.open.get(seq)
         told = [op for told in self._told.values() for op in told.message.ops if op.seq == seq]
         age = max([op.age for op in told] + ([self._now - entry.since] if entry is not None else []))
         what = next((op.what for op in told if op.what), "update_membership()" if entry and entry.update else "")
         nbytes = max((op.nbytes for op in told), default=0)
-        done = entry.done if entry is not None else {}
+        done = entry.votes if entry is not None else {}
         found = [self._absent(member, seq, age) for member in group.members if member.mid not in done]
         causes = [cause for cause in found if cause is not None] + self._bad_links
         causes.sort(key=lambda cause: -cause.seconds)
@@ -267,10 +267,10 @@ def _act_if_stalled(step: Step, group: Group, wait: m.WaitStatus, message: m.Wai
         return  # no member can have called it
     if not _stands_still(step, group, wait, message):
         return  # nobody has to look at the others
-    entry = group.current.pending.get(wait.seq)
-    done = set(entry.done) if entry is not None else set()
-    if group.current.votes:
-        done |= {one.mid for one in group.members if one.committed >= wait.seq}
+    tally = group.current.tally
+    done = {mid for mid, upto in tally.claims.items() if upto >= wait.seq}.union(
+        tally.open[wait.seq].votes if wait.seq in tally.open else ()
+    )
     absent = [one for one in group.members if one.mid not in done]
     told = _fresh(step.limits, group, step.now)
     if not absent or not all(

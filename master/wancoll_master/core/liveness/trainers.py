@@ -64,8 +64,9 @@ def _keeps_others(member: Member) -> bool:
     if member.called[1] >= group.current.called:
         return False
     if group.small:  # there members fail all but update_membership by themselves
-        return not any(member.mid in entry.done for entry in group.current.pending.values())
-    upto = max(group.committed, member.committed)  # its own word is enough, where members commit
+        return not any(member.mid in count.votes for count in group.current.tally.open.values())
+    claimed = group.current.tally.claims.get(member.mid, 0)  # its own word is enough, where members collect votes
+    upto = max(group.committed, claimed)
     return all(seq in group.voids for seq in range(upto + 1, member.called[1] + 1))
 
 

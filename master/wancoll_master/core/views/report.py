@@ -105,7 +105,7 @@ def _member(member: Member, rank: int, now: float) -> m.MemberStatus:
         state="member" if member.in_epoch else "joining",
         rank=rank,
         addresses=member.daemon.addresses,
-        done_upto=max(member.done_upto, member.committed),
+        done_upto=max(member.done_upto, member.group.current.tally.claims.get(member.mid, 0)),
         silent_for=max(0.0, now - member.daemon.heard_at),
     )
 
@@ -134,18 +134,18 @@ def waiting_for(state: State, group: Group, now: float, slow: Sequence[m.WaitSta
     if slow and slow[0].causes:
         return f"{blame.words(slow[0])}, for {slow[0].seconds:.1f} s"
     small = f"joiners: {world} of min_world={group.min_world} members" if group.small else ""
-    seq = min(group.current.pending, default=0)
+    seq = min(group.current.tally.open, default=0)
     if not seq:
         return small
-    entry = group.current.pending[seq]
+    entry = group.current.tally.open[seq]
     age = f"for {now - entry.since:.1f} s"
-    if entry.update and len(entry.done) == world:
+    if entry.update and len(entry.votes) == world:
         if group.small:
             return f"{small}, {age}"
         probed = [joiner for joiner in group.joining if not joiner.reachable]
         if probed:
             return f"the probes of {names(probed)} before update_membership at operation {seq} ends, {age}"
-    absent = [member for member in group.members if member.mid not in entry.done]
+    absent = [member for member in group.members if member.mid not in entry.votes]
     if not absent:
         return f"operations below {seq}, {age}"
     what = f"update_membership at operation {seq}" if entry.update else f"operation {seq}"

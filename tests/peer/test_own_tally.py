@@ -1,4 +1,4 @@
-"""The ballot of members who commit among themselves: what one knows, says again, and never does once it is frozen."""
+"""The tally that a member keeps: what it knows, says again, and never does once it is frozen."""
 
 from __future__ import annotations
 
@@ -12,123 +12,128 @@ from wancoll.limits import Limits
 from wancoll.peer.core import commands as cmd
 from wancoll.peer.core import links
 from wancoll.peer.core import member as core
-from wancoll.peer.core.ballot import Ballot
+from wancoll.peer.core.own_tally import OwnTally
 from wancoll.wire import messages as m
-from wancoll.wire.note import ROUNDS, Ask, NewRound, Note, unpack
+from wancoll.wire.note import ROUNDS, Ask, NewRound, pack, unpack
 
 OTHERS = frozenset({2, 3})
 
 
-def ballot(*, base: int = 0, voids: tuple[int, ...] = (), window: int = 8) -> Ballot:
-    return Ballot(5, OTHERS, base, voids, window)
+def tally(*, base: int = 0, voids: tuple[int, ...] = (), window: int = 8) -> OwnTally:
+    return OwnTally(("g", 1, 5), OTHERS, base, voids, window)
+
+
+def vote(epoch: int, committed: int, seq: int = 0, digest: int = 0, fingerprint: int = 0) -> m.Vote:
+    """As m1 says it; whose it is the link says."""
+    return m.Vote("g", 1, epoch, seq, digest, fingerprint, committed)
 
 
 def test_it_commits_what_all_have_finished_alike() -> None:
-    b = ballot()
-    assert b.finish(1, 7, 9) == Note(5, 0, 1, 7, 9)
-    b.hear(2, Note(5, 0, 1, 7, 9))
-    assert b.reach() == 0
-    b.hear(3, Note(5, 0, 1, 7, 9))
-    assert b.reach() == 1
+    b = tally()
+    assert b.finish(1, (7, 9)) == vote(5, 0, 1, 7, 9)
+    b.hear(2, vote(5, 0, 1, 7, 9))
+    assert b.prefix() == 0
+    b.hear(3, vote(5, 0, 1, 7, 9))
+    assert b.prefix() == 1
 
 
 @pytest.mark.parametrize("other", [(8, 9), (7, 8)])
 def test_what_differs_is_never_committed(other: tuple[int, int]) -> None:
-    b = ballot()
-    b.hear(2, Note(5, 0, 1, 7, 9))
-    b.hear(3, Note(5, 0, 1, *other))
-    assert b.apart == []
-    b.finish(1, 7, 9)
-    assert (b.reach(), b.apart, b.differing(1)) == (0, [1], [(3, other)])
+    b = tally()
+    b.hear(2, vote(5, 0, 1, 7, 9))
+    b.hear(3, vote(5, 0, 1, *other))
+    assert not b.is_divergent(1)
+    b.finish(1, (7, 9))
+    assert (b.prefix(), b.divergent, b.is_divergent(1), b.differing(1)) == (0, [1], True, [(3, other)])
 
 
 def test_everything_below_has_to_be_committed_or_void() -> None:
-    b = ballot(base=3, voids=(5,))
+    b = tally(base=3, voids=(5,))
     for seq in (6, 7):
-        b.finish(seq, seq, 1)
+        b.finish(seq, (seq, 1))
         for other in OTHERS:
-            b.hear(other, Note(5, 3, seq, seq, 1))
-    assert b.reach() == 3
-    b.pass_by(4)
-    assert b.reach() == 3
-    b.hear(2, Note(5, 4))  # who has heard the master's word
-    assert b.reach() == 7
+            b.hear(other, vote(5, 3, seq, seq, 1))
+    assert b.prefix() == 3
+    b.told_master(4)
+    assert b.prefix() == 3
+    b.hear(2, vote(5, 4))  # who has heard the master's word
+    assert b.prefix() == 7
 
 
 def test_nobody_commits_on_another_members_word() -> None:
     """Not on that of all others but one, either."""
-    b = ballot()
-    b.finish(1, 7, 9)
-    b.hear(2, Note(5, 1, 2, 1, 1))
-    b.hear(3, Note(5, 1))
-    assert (b.reach(), b.claimed) == (0, 1)
-    b.hear(2, Note(5, 1, 1, 7, 9))
-    assert b.reach() == 0
-    b.hear(3, Note(5, 1, 1, 7, 9))
-    assert b.reach() == 1
+    b = tally()
+    b.finish(1, (7, 9))
+    b.hear(2, vote(5, 1, 2, 1, 1))
+    b.hear(3, vote(5, 1))
+    assert (b.prefix(), b.claimed) == (0, 1)
+    b.hear(2, vote(5, 1, 1, 7, 9))
+    assert b.prefix() == 0
+    b.hear(3, vote(5, 1, 1, 7, 9))
+    assert b.prefix() == 1
 
 
 def test_votes_are_said_again_to_who_has_not_said_that_it_has_committed_that_far() -> None:
-    b, kept = ballot(), [(1, 7, 9), (2, 8, 9)]
+    b, kept = tally(), [(1, 7, 9), (2, 8, 9)]
     for seq, digest, fingerprint in kept:
-        b.finish(seq, digest, fingerprint)
-        b.hear(2, Note(5, seq - 1, seq, digest, fingerprint))
-        b.hear(3, Note(5, 0, seq, digest, fingerprint))
-    b.advance(b.reach())
-    b.finish(3, 9, 9)
-    assert b.again(3, kept) == [Note(5, 2), Note(5, 2, 1, 7, 9), Note(5, 2, 2, 8, 9), Note(5, 2, 3, 9, 9)]
-    assert b.again(2, kept) == [Note(5, 2), Note(5, 2, 2, 8, 9), Note(5, 2, 3, 9, 9)]
+        b.finish(seq, (digest, fingerprint))
+        b.hear(2, vote(5, seq - 1, seq, digest, fingerprint))
+        b.hear(3, vote(5, 0, seq, digest, fingerprint))
+    b.advance(b.prefix())
+    b.finish(3, (9, 9))
+    assert b.again(3, kept) == [vote(5, 2), vote(5, 2, 1, 7, 9), vote(5, 2, 2, 8, 9), vote(5, 2, 3, 9, 9)]
+    assert b.again(2, kept) == [vote(5, 2), vote(5, 2, 2, 8, 9), vote(5, 2, 3, 9, 9)]
 
 
 def test_nobody_has_committed_what_is_not_finished_here() -> None:
-    b = ballot(base=3, voids=(5,))
-    b.finish(4, 7, 9)
+    b = tally(base=3, voids=(5,))
+    b.finish(4, (7, 9))
     for committed in (5, 6):
         with pytest.raises(ProtocolError, match="committed what it cannot have"):
-            b.hear(2, Note(5, committed, 7, 7, 9))
+            b.hear(2, vote(5, committed, 7, 7, 9))
     for mid in OTHERS:
-        b.hear(mid, Note(5, 3, 4, 7, 9))
-    b.pass_by(6)
-    b.hear(2, Note(5, 6, 7, 7, 9))
-    assert b.reach() == 6
+        b.hear(mid, vote(5, 3, 4, 7, 9))
+    b.told_master(6)
+    b.hear(2, vote(5, 6, 7, 7, 9))
+    assert b.prefix() == 6
 
 
 def test_an_update_ends_by_the_votes_of_all_or_the_masters_word_and_not_by_that_of_who_passes_it_on() -> None:
-    b = ballot()
-    b.pass_by(1, relayed=False)
-    b.hear(2, Note(5, 1))
-    assert b.reach() == 0
+    b = tally()
+    b.told_master(1, relayed=False)
+    b.hear(2, vote(5, 1))
+    assert b.prefix() == 0
 
 
 def test_frozen_it_finishes_and_believes_nothing() -> None:
-    b = ballot()
-    b.finish(1, 7, 9)
+    b = tally()
+    b.finish(1, (7, 9))
     b.freeze()
     for other in OTHERS:
-        b.hear(other, Note(5, 1, 1, 7, 9))
-    assert b.reach() == 0
+        b.hear(other, vote(5, 1, 1, 7, 9))
+    assert b.prefix() == 0
     with pytest.raises(AssertionError):
-        b.finish(2, 7, 9)
+        b.finish(2, (7, 9))
 
 
 def test_notes_of_strangers_count_for_nothing() -> None:
-    b = ballot()
-    b.finish(1, 7, 9)
-    b.hear(4, Note(5, 1, 1, 7, 9))
-    b.hear(3, Note(5, 0, 1, 7, 9))
-    assert b.reach() == 0
+    b = tally()
+    b.finish(1, (7, 9))
+    b.hear(4, vote(5, 1, 1, 7, 9))
+    b.hear(3, vote(5, 0, 1, 7, 9))
+    assert b.prefix() == 0
 
 
 def test_memory_is_bounded_and_what_is_committed_is_forgotten() -> None:
-    b = ballot(window=2)
-    b.hear(2, Note(5, 0, 1, 7, 9))
-    b.hear(2, Note(5, 0, 2, 7, 9))
+    b = tally(window=2)
+    b.hear(2, vote(5, 0, 1, 7, 9))
+    b.hear(2, vote(5, 0, 2, 7, 9))
     with pytest.raises(ProtocolError, match="cannot have"):
-        b.hear(2, Note(5, 0, 3, 7, 9))
+        b.hear(2, vote(5, 0, 3, 7, 9))
     b.advance(1)
-    b.hear(2, Note(5, 0, 3, 7, 9))
+    b.hear(2, vote(5, 0, 3, 7, 9))
     with pytest.raises(ProtocolError, match="cannot have"):
-        b.hear(2, Note(5, 0, 4, 7, 9))
+        b.hear(2, vote(5, 0, 4, 7, 9))
 
 
 # ---- a member that has one --------------------------------------------------------------------------
@@ -162,12 +167,12 @@ class Voter:
             commands += self.member.op_finished(self.member.attempts.next - 1, 7, 0, now=2.0)
         return commands
 
-    def hear(self, mid: int, note: Note | Ask) -> list[cmd.Command]:
-        return self.member.links_say(links.Noted(self.owner, mid, note.pack()), 3.0)
+    def hear(self, mid: int, note: m.Vote | Ask) -> list[cmd.Command]:
+        return self.member.links_say(links.Noted(self.owner, mid, pack(note)), 3.0)
 
 
-def notes(commands: list[cmd.Command]) -> list[tuple[int, Note]]:
-    return [(mid, unpack(one.note)) for one in commands if isinstance(one, cmd.SendNote) for mid in one.mids]
+def notes(commands: list[cmd.Command]) -> list[tuple[int, m.Vote]]:
+    return [(mid, unpack(one.note, "g", 1)) for one in commands if isinstance(one, cmd.SendNote) for mid in one.mids]
 
 
 def masters(commands: list[cmd.Command]) -> list[m.FromPeer]:
@@ -181,10 +186,10 @@ ROOTED = Descriptor(Kind.broadcast, DType.float32, count=4, root=0)
 def test_a_sum_is_said_to_all_others_and_ends_with_their_notes() -> None:
     v = Voter()
     commands = v.run()
-    assert notes(commands) == [(2, Note(1, 0, 1, 7, SUM)), (3, Note(1, 0, 1, 7, SUM))]
+    assert notes(commands) == [(2, vote(1, 0, 1, 7, SUM)), (3, vote(1, 0, 1, 7, SUM))]
     assert not masters(commands)
-    assert v.hear(2, Note(1, 0, 1, 7, SUM)) == []
-    [result] = told(v.hear(3, Note(1, 0, 1, 7, SUM)), m.Result)
+    assert v.hear(2, vote(1, 0, 1, 7, SUM)) == []
+    [result] = told(v.hear(3, vote(1, 0, 1, 7, SUM)), m.Result)
     assert (result.seq, result.epoch, result.digest, result.seconds) == (1, 1, 7, 2.0)
 
 
@@ -192,10 +197,10 @@ def test_the_master_hears_of_a_rooted_call_when_all_below_is_committed() -> None
     v = Voter()
     v.run()
     assert masters(v.run(ROOTED)) == []
-    v.hear(2, Note(1, 0, 1, 7, SUM))
-    [done] = masters(v.hear(3, Note(1, 0, 1, 7, SUM)))
-    assert isinstance(done, m.Done)
-    assert (done.seq, done.committed_upto) == (2, 1)
+    v.hear(2, vote(1, 0, 1, 7, SUM))
+    [done] = masters(v.hear(3, vote(1, 0, 1, 7, SUM)))
+    assert isinstance(done, m.Vote)
+    assert (done.seq, done.committed) == (2, 1)
     assert told(v.member.commit(m.Commit("g", 1, 2, 1), 4.0), m.Result)[0].seq == 2
 
 
@@ -208,9 +213,9 @@ def test_told_to_stop_it_reports_what_it_has_and_finishes_nothing_else() -> None
     v.member.post(running, v.member.call(running), 1.0)
     number = v.member.attempts.next - 1
     [said] = masters(v.member.abort(m.Abort("g", 1, 0, "lost")))
-    assert said == m.Frozen("g", 1, 1, 0, [(1, 7, SUM)], [], [], [])
+    assert said == m.Frozen("g", 1, 1, m.EpochReport(0, [(1, 7, SUM)], [], []))
     assert v.member.op_finished(number, 7, 0) == []
-    assert v.hear(2, Note(1, 1, 1, 7, SUM)) == []
+    assert v.hear(2, vote(1, 1, 1, 7, SUM)) == []
     commands = v.enter(2, upto=1)
     assert [result.seq for result in told(commands, m.Result)] == [1]
     assert "ToMaster:Done" not in kinds(commands)
@@ -219,10 +224,10 @@ def test_told_to_stop_it_reports_what_it_has_and_finishes_nothing_else() -> None
 def test_another_digest_is_told_to_the_master_once_and_another_call_is_a_mismatch() -> None:
     v = Voter()
     v.run()
-    assert masters(v.hear(2, Note(1, 0, 1, 8, SUM))) == [m.Differs("g", 1, 1, 1, 7, 2, 8)]
-    assert v.hear(3, Note(1, 0, 1, 9, SUM)) == []
+    assert masters(v.hear(2, vote(1, 0, 1, 8, SUM))) == [m.Differs("g", 1, 1, 1, 7, 2, 8)]
+    assert v.hear(3, vote(1, 0, 1, 9, SUM)) == []
     v.run()
-    assert kinds(v.hear(2, Note(1, 0, 2, 7, SUM + 1))) == ["ToMaster:Mismatch"]
+    assert kinds(v.hear(2, vote(1, 0, 2, 7, SUM + 1))) == ["ToMaster:Mismatch"]
 
 
 def test_a_link_that_was_lost_is_asked_for_and_hears_all_again() -> None:
@@ -234,7 +239,7 @@ def test_a_link_that_was_lost_is_asked_for_and_hears_all_again() -> None:
     assert [mid for mid, _ in notes(commands)] == [2]
     assert [one.mids for one in commands if isinstance(one, links.Need)] == [{3}]
     again = v.member.links_ready(1, [2, 3])
-    assert notes(again) == [(3, Note(1, 0)), (3, Note(1, 0, 1, 7, SUM)), (3, NewRound(1, 1))]
+    assert notes(again) == [(3, vote(1, 0)), (3, vote(1, 0, 1, 7, SUM)), (3, NewRound(1, 1))]
 
 
 def test_what_the_engine_said_over_a_link_that_was_lost_is_said_again_over_the_next_one() -> None:
@@ -245,7 +250,7 @@ def test_what_the_engine_said_over_a_link_that_was_lost_is_said_again_over_the_n
     number = v.member.attempts.next - 1
     v.member.link_lost(3, "reset")
     v.member.links_ready(1, [2, 3])
-    assert notes(v.member.op_finished(number, 7, 0, told=True)) == [(3, Note(1, 0, 1, 7, SUM))]
+    assert notes(v.member.op_finished(number, 7, 0, told=True)) == [(3, vote(1, 0, 1, 7, SUM))]
 
 
 def test_who_cannot_run_again_for_others_says_so_to_each_master() -> None:
@@ -262,15 +267,15 @@ def test_who_cannot_run_again_for_others_says_so_to_each_master() -> None:
     v.member.links_ready(1, [2, 3])
     v.member.reconnected(2, 99)
     assert said in masters(v.member.resumed(m.Resumed("g", 1, 1, 1)))
-    v.hear(2, Note(1, 0, 1, 7, SUM))
-    assert len(told(v.hear(3, Note(1, 0, 1, 7, SUM)), m.Result)) == 1  # it is finished here all the same
+    v.hear(2, vote(1, 0, 1, 7, SUM))
+    assert len(told(v.hear(3, vote(1, 0, 1, 7, SUM)), m.Result)) == 1  # it is finished here all the same
 
 
 def test_a_round_of_an_epoch_that_is_never_heard_of_hides_no_other() -> None:
     v = Voter()
     said = (2, NewRound(1 << 60, 1)), (3, NewRound(2, 3)), (2, NewRound(1 << 60, 2)), (9, NewRound(2, 5))
     for sender, begun in said:  # 9 is no member of epoch 2
-        v.member.links_say(links.Noted(v.owner, sender, begun.pack()), 3.0)
+        v.member.links_say(links.Noted(v.owner, sender, pack(begun)), 3.0)
     v.enter(2)
     assert v.member.collectives.round == 3
 
@@ -278,7 +283,7 @@ def test_a_round_of_an_epoch_that_is_never_heard_of_hides_no_other() -> None:
 @pytest.mark.parametrize(("before", "complaints"), [(ROUNDS - 3, 0), (ROUNDS - 1, 1)])
 def test_what_breaks_in_the_last_round_is_told_to_a_later_master(before: int, complaints: int) -> None:
     v = Voter()
-    v.member.links_say(links.Noted(v.owner, 3, NewRound(1, before).pack()), 3.0)
+    v.member.links_say(links.Noted(v.owner, 3, pack(NewRound(1, before))), 3.0)
     said = post(1, data())
     v.member.post(said, v.member.call(said), 1.0)
     v.member.link_lost(2, "reset")
@@ -291,7 +296,7 @@ def test_what_breaks_in_the_last_round_is_told_to_a_later_master(before: int, co
 def test_a_note_of_an_epoch_that_is_not_known_here_is_not_kept() -> None:
     """Nobody can have finished anything in it."""
     v = Voter()
-    assert v.hear(2, Note(2, 0)) == v.hear(3, Note(2, 5, 6, 7, SUM)) == []
+    assert v.hear(2, vote(2, 0)) == v.hear(3, vote(2, 5, 6, 7, SUM)) == []
     v.enter(2)
     v.member.links_ready(2, [2, 3])
     assert told(v.run(), m.Result) == []
@@ -303,9 +308,9 @@ def test_a_note_or_a_question_of_an_epoch_that_is_over_counts_for_nothing() -> N
     v.member.links_ready(2, [2, 3])
     v.run()
     for mid in (2, 3):
-        assert v.hear(mid, Note(1, 0, 1, 7, SUM)) == v.hear(mid, Ask(1, 0)) == []
-    v.hear(2, Note(2, 0, 1, 7, SUM))
-    assert len(told(v.hear(3, Note(2, 0, 1, 7, SUM)), m.Result)) == 1
+        assert v.hear(mid, vote(1, 0, 1, 7, SUM)) == v.hear(mid, Ask(1, 0)) == []
+    v.hear(2, vote(2, 0, 1, 7, SUM))
+    assert len(told(v.hear(3, vote(2, 0, 1, 7, SUM)), m.Result)) == 1
 
 
 def test_nothing_runs_in_a_new_round_before_the_engine_has_let_go_of_the_older_one() -> None:
@@ -340,14 +345,14 @@ def test_an_update_that_has_ended_in_a_later_epoch_lets_nothing_above_it_end_in_
     v.run()
     v.run()
     for mid in (2, 3):
-        assert v.hear(mid, Note(1, 0, 2, 7, SUM)) == []
+        assert v.hear(mid, vote(1, 0, 2, 7, SUM)) == []
     running = v.member.attempts.next
     said = post(4, data(), 1)
     v.member.post(said, v.member.call(said), 1.0)
     commands = v.member.hear(m.Updated("g", 1, m.UpdateOutcome(1, 2, ["m1", "m2", "m3", "m4"])), 2.0, 1, 1)
     assert [(result.seq, result.epoch) for result in told(commands, m.Result)] == [(1, 2)]
     assert cmd.CancelOp(running) in commands
-    assert v.hear(2, Note(1, 3, 3, 7, SUM)) == []
+    assert v.hear(2, vote(1, 3, 3, 7, SUM)) == []
     v.member.op_cancelled(running)
     assert told(v.enter(3, upto=1), m.Result) == []
     again = v.member.links_ready(3, [2, 3])
@@ -362,12 +367,12 @@ UPDATE = Descriptor(Kind.update_membership)
 def test_without_a_master_an_update_ends_when_all_others_pass_it_too() -> None:
     v = Voter()
     assert notes(v.run(UPDATE)) == []
-    note = Note(1, 0, 1, 0, UPDATE.fingerprint())
+    note = vote(1, 0, 1, 0, UPDATE.fingerprint())
     assert v.hear(2, note) == []
-    assert notes(v.member.without_master(3.0)) == [(2, Note(1, 0)), (3, Note(1, 0)), (2, note), (3, note)]
+    assert notes(v.member.without_master(3.0)) == [(2, vote(1, 0)), (3, vote(1, 0)), (2, note), (3, note)]
     [result] = told(v.hear(3, note), m.Result)
     assert (result.seq, result.epoch, result.asked_master) == (1, 1, False)
-    assert notes(v.run(UPDATE)) == [(other, Note(1, 1, 2, 0, UPDATE.fingerprint())) for other in (2, 3)]
+    assert notes(v.run(UPDATE)) == [(other, vote(1, 1, 2, 0, UPDATE.fingerprint())) for other in (2, 3)]
 
 
 def test_a_master_that_is_back_is_asked_and_what_was_said_stands() -> None:
@@ -386,7 +391,7 @@ def test_it_reports_what_it_would_pass_and_ends_it_in_the_epoch_in_which_all_hav
     v.member.without_master(3.0)
     [said] = masters(v.member.abort(m.Abort("g", 1, 0, "lost")))
     assert isinstance(said, m.Frozen)
-    assert (said.updates, said.alone) == ([1], [1])
+    assert said.finished == m.EpochReport(0, [(1, 0, UPDATE.fingerprint())], [], [])
     told_so = epoch(2, 1, 2, 3, upto=1)
     [result] = told(v.member.enter_epoch(replace(told_so, passed=True), 5.0), m.Result)
     assert (result.epoch, result.asked_master) == (1, False)
@@ -400,7 +405,7 @@ def test_it_says_again_what_who_was_late_with_the_epoch_has_dropped() -> None:
     assert len(first) == 2
 
 
-def at(v: Voter, *moments: float) -> list[tuple[int, Note]]:
+def at(v: Voter, *moments: float) -> list[tuple[int, m.Vote]]:
     """Heartbeat intervals pass: what it says then."""
     return [said for now in moments for said in notes(v.member.ask(now))]
 
@@ -412,12 +417,12 @@ def test_who_alone_heard_the_master_commit_it_is_asked_for_its_vote_when_the_mas
     v.member.commit(m.Commit("g", 1, 1, 1), 1.0)
     for each in (v, late):
         said = notes(each.member.without_master(3.0))
-        assert said[:2] == [(2, Note(1, each is v)), (3, Note(1, each is v))]
-    vote = Note(1, 0, 1, 0, UPDATE.fingerprint())
-    assert late.hear(3, vote) == late.hear(2, Note(1, 1)) == []
+        assert said[:2] == [(2, vote(1, each is v)), (3, vote(1, each is v))]
+    passes = vote(1, 0, 1, 0, UPDATE.fingerprint())
+    assert late.hear(3, passes) == late.hear(2, vote(1, 1)) == []
     assert at(late, 3.5, 4.0) == [(2, Ask(1, 0)), (3, Ask(1, 0))]
     [first, again] = notes(v.hear(3, Ask(1, 0)))
-    assert (first, again) == ((3, Note(1, 1)), (3, vote._replace(committed=1)))
+    assert (first, again) == ((3, vote(1, 1)), (3, replace(passes, committed=1)))
     [result] = told(late.hear(2, again[1]), m.Result)
     assert result.seq == 1
 
@@ -428,12 +433,12 @@ def test_who_passes_it_says_so_to_one_who_was_late_with_the_epoch_and_had_droppe
     for each in (v, late):
         each.run(UPDATE)
         each.member.without_master(3.0)
-    v.hear(2, Note(1, 0, 1, 0, update))
-    said = v.hear(3, Note(1, 0, 1, 0, update))
-    assert notes(said) == [(2, Note(1, 1)), (3, Note(1, 1))]
-    assert late.hear(2, Note(1, 0, 1, 0, update)) == late.hear(3, Note(1, 1)) == []
+    v.hear(2, vote(1, 0, 1, 0, update))
+    said = v.hear(3, vote(1, 0, 1, 0, update))
+    assert notes(said) == [(2, vote(1, 1)), (3, vote(1, 1))]
+    assert late.hear(2, vote(1, 0, 1, 0, update)) == late.hear(3, vote(1, 1)) == []
     assert at(late, 3.5, 4.0) == [(2, Ask(1, 0)), (3, Ask(1, 0))]
-    [result] = told(late.hear(3, Note(1, 1, 1, 0, update)), m.Result)
+    [result] = told(late.hear(3, vote(1, 1, 1, 0, update)), m.Result)
     assert (result.seq, result.asked_master) == (1, False)
 
 
@@ -442,15 +447,15 @@ def test_votes_are_asked_for_at_each_interval_in_which_another_one_has_more_and_
     v.run()
     v.run()
     assert at(v, 3.0, 3.5) == []
-    v.hear(2, Note(1, 1, 2, 7, SUM))
+    v.hear(2, vote(1, 1, 2, 7, SUM))
     assert at(v, 4.0) == []  # they may be on their way
     assert at(v, 4.5) == at(v, 5.0) == [(2, Ask(1, 0)), (3, Ask(1, 0))]
     for mid in (2, 3):
-        v.hear(mid, Note(1, 1, 1, 7, SUM))
-    v.hear(3, Note(1, 2))
+        v.hear(mid, vote(1, 1, 1, 7, SUM))
+    v.hear(3, vote(1, 2))
     assert at(v, 5.5) == []
     assert at(v, 6.0) == [(2, Ask(1, 1)), (3, Ask(1, 1))]
-    v.hear(3, Note(1, 1, 2, 7, SUM))
+    v.hear(3, vote(1, 1, 2, 7, SUM))
     assert at(v, 6.5, 7.0) == []
 
 
@@ -459,8 +464,8 @@ def test_who_is_asked_says_its_votes_again_once_an_interval_and_not_once_it_is_f
     v.run()
     v.run()
     for mid in (2, 3):
-        v.hear(mid, Note(1, 0, 1, 7, SUM))
-    again = [(3, Note(1, 1)), (3, Note(1, 1, 1, 7, SUM)), (3, Note(1, 1, 2, 7, SUM))]
+        v.hear(mid, vote(1, 0, 1, 7, SUM))
+    again = [(3, vote(1, 1)), (3, vote(1, 1, 1, 7, SUM)), (3, vote(1, 1, 2, 7, SUM))]
     assert notes(v.hear(3, Ask(1, 0))) == again
     assert notes(v.hear(3, Ask(1, 0))) == []
     assert len(notes(v.hear(2, Ask(1, 0)))) == 3
@@ -477,10 +482,10 @@ def test_as_many_votes_are_kept_as_another_member_can_lack() -> None:
     for seq in range(1, 6):
         v.run()
         for mid in (2, 3):
-            v.hear(mid, Note(1, 0, seq, 7, SUM))
+            v.hear(mid, vote(1, 0, seq, 7, SUM))
     assert [note.seq for _, note in notes(v.hear(3, Ask(1, 0)))] == [0, 3, 4, 5]
     [said] = masters(v.member.abort(m.Abort("g", 1, 0, "lost")))
-    assert said == m.Frozen("g", 1, 1, 5, [(seq, 7, SUM) for seq in (3, 4, 5)], [], [], [])
+    assert said == m.Frozen("g", 1, 1, m.EpochReport(5, [(seq, 7, SUM) for seq in (3, 4, 5)], [], []))
 
 
 def test_frozen_it_passes_nothing() -> None:

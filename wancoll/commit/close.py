@@ -1,4 +1,6 @@
-"""What has happened in an epoch, by what its members report (R7, C3). Pure.
+"""What has happened in an epoch that ends, by what its members report (R7, C3). Pure.
+
+A loss, a restart of the master and a takeover close an epoch alike.
 
 Whoever has committed an operation knew that everyone had finished it, with the same result. So it is among what all who
 are left have, and what all of them have may have been committed: it is. That is so while nobody lies. One member's word
@@ -9,13 +11,12 @@ counted.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
-from wancoll.collective import Descriptor, Kind
+from wancoll.commit.tally import UPDATE, Result, Tally
+from wancoll.wire.messages import EpochReport
 
-Result = tuple[int, int]  # digest, fingerprint
-_STANDS = 0, Descriptor(Kind.update_membership).fingerprint()  # of an update_membership, which has no result
 _COMMITTED = -1, -1  # it is committed there, longer ago than the member keeps results
 
 
@@ -36,23 +37,14 @@ class Word(NamedTuple):
         """What it says of an operation that somebody says is committed."""
         return self.has.get(seq) or (_COMMITTED if seq <= self.committed else None)
 
-    def finished(self, seq: int) -> Result | None:
-        """What it says of another one."""
-        return None if seq in self.only_claimed else self.has.get(seq)
+
+def word(report: EpochReport, *, restarted: bool = False) -> Word:
+    """What a report says; after a restart an earlier master may have committed what it alone collects votes for."""
+    has = {seq: (digest, fingerprint) for seq, digest, fingerprint in report.done}
+    return Word(report.committed, has, () if restarted else frozenset(report.collected))
 
 
-def word(
-    committed: int,
-    *done: Iterable[tuple[int, int, int]],
-    updates: Iterable[int] = (),
-    only_claimed: Collection[int] = (),
-) -> Word:
-    """From a member's message; *updates*: those at which it stands, or which it passes."""
-    found = {seq: (digest, fingerprint) for each in done for seq, digest, fingerprint in each}
-    return Word(committed, found | dict.fromkeys(updates, _STANDS), only_claimed)
-
-
-class Verdict(NamedTuple):
+class EpochOutcome(NamedTuple):
     """What has happened.
 
     Args:
@@ -70,9 +62,9 @@ class Verdict(NamedTuple):
     tied: range = range(0)
 
 
-def judge(
+def close_epoch(
     words: dict[int, Word], stay: Collection[int], base: int, ends: Callable[[int], bool], voids: Collection[int]
-) -> Verdict:
+) -> EpochOutcome:
     """What has happened above *base*.
 
     Args:
@@ -82,6 +74,7 @@ def judge(
         ends: says of a seq which nobody says is committed that it has not happened, whoever has finished it.
         voids: seqs that nobody can finish.
     """
+    tally = _tally({mid: words[mid] for mid in stay}, base, voids)
     top = max(base, *(each.committed for each in words.values()))
     alike = _alike(words)
     sure, upto, results, seq = base, base, list[tuple[int, int, int]](), base
@@ -91,7 +84,7 @@ def judge(
                 said = {each.of(point) for each in alike}
                 won, wrong, tied = _count(words, point) if len(said) > 1 else (said.pop(), {}, False)
                 if out := {mid: why for mid, why in wrong.items() if mid in stay}:
-                    return Verdict(sure, upto, results, out)
+                    return EpochOutcome(sure, upto, results, out)
                 if not wrong:
                     break
                 # Those are lost, and count no more.
@@ -101,25 +94,34 @@ def judge(
             if point > top:  # only those that were wrong said that it is committed
                 won = None
             if tied:
-                return Verdict(sure, upto, results, tied=range(seq + 1, top + 1))
+                return EpochOutcome(sure, upto, results, tied=range(seq + 1, top + 1))
             if won is None:  # nobody who is right says that it is committed
-                won = _finished_by_all(words, stay, point)
+                won = tally.agreed(point)
                 if won is None or ends(point):
-                    return Verdict(sure, upto, results)
+                    return EpochOutcome(sure, upto, results)
             else:
                 sure = point
             upto = point
-            results += [(point, *won)] if won not in (_COMMITTED, _STANDS) else []
+            results += [(point, *won)] if won not in (_COMMITTED, UPDATE) else []
         seq = point
-    while not ends(seq := seq + 1):
-        if seq in voids:
-            continue
-        won = _finished_by_all(words, stay, seq)
-        if won is None:
-            break
-        upto = seq
-        results += [(seq, *won)] if won != _STANDS else []
-    return Verdict(sure, upto, results)
+    tally.advance(seq)
+    for point in range(seq + 1, tally.prefix(ends) + 1):
+        if (won := tally.agreed(point)) is not None:  # else it is void
+            upto = point
+            results += [(point, *won)] if won != UPDATE else []
+    return EpochOutcome(sure, upto, results)
+
+
+def _tally(words: dict[int, Word], base: int, voids: Collection[int]) -> Tally:
+    """What members that go on have finished, as votes; of those that say the same one votes for all."""
+    voters = {(id(each.has), id(each.only_claimed)): mid for mid, each in words.items()}.values()
+    tally = Tally(voters, base, voids, window=max((len(words[mid].has) for mid in voters), default=0))
+    for mid in voters:
+        only_claimed = words[mid].only_claimed
+        for seq, result in words[mid].has.items():
+            if seq not in only_claimed:
+                tally.vote(mid, seq, result)
+    return tally
 
 
 def _alike(words: dict[int, Word]) -> Collection[Word]:
@@ -152,8 +154,3 @@ def _count(words: dict[int, Word], seq: int) -> tuple[Result | None, dict[int, s
             against.add(claim)
     why = f"it says that operation {seq} is committed; most have another result of it, or none"
     return None, {mid: why for mid, one in said.items() if one in against and seq <= words[mid].committed}, tied
-
-
-def _finished_by_all(words: dict[int, Word], stay: Collection[int], seq: int) -> Result | None:
-    results = {words[mid].finished(seq) for mid in stay}
-    return results.pop() if len(results) == 1 else None
