@@ -18,7 +18,7 @@ from wancoll.chaos import Etcd
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Options of the commands must come from the test, not from the shell that runs it. But WANCOLL_CPU picks kernels for
-# all, and WANCOLL_COMMIT who commits.
+# all, and WANCOLL_VOTERS who commits.
 for _name in [name for name in os.environ if name.startswith("WANCOLL_") and name[8:] not in ("CPU", "COMMIT")]:
     del os.environ[_name]
 # A master without --journal keeps it in the user's state folder: not in this user's.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 PROTOCOL_VERSION = 12
 KIB = 1024
@@ -41,7 +40,7 @@ class Limits:
     probe_timeout: float = 2.0  # a joiner whose addresses do not answer by then is refused
     group_members: int = 1024  # the same for members of one daemon
     restart_with_min_world: bool = False  # a group that ran before starts anew with min_world, not start_world
-    commit: Literal["master", "members"] = "members"  # who commits operations where both can
+    voters: int = 32  # members of a group that may collect votes themselves; of a larger one the master does
     daemons: int = 4096  # of a master, or fewer where it may not have as many files open
     groups: int = 4096  # of a master
     members: int = 65536  # of a master, in all groups

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 from cyclopts import Parameter
 
 from wancoll.limits import DEFAULT, Limits
-from wancoll.options import DEFAULT_MASTER, Flat, Metrics, MetricsToken, Page, PageToken, Seconds, SecondsOrNone, Unseen
+from wancoll.options import (
+    DEFAULT_MASTER,
+    Flat,
+    Metrics,
+    MetricsToken,
+    Page,
+    PageToken,
+    Seconds,
+    SecondsOrNone,
+    Unseen,
+    between,
+)
 from wancoll.trust.papers import LIFETIME
 
 
@@ -118,9 +129,10 @@ class MasterLimits:
         restart_with_min_world: A group that ran before, by the journal, and has lost all members starts anew with
             min_world, not start_world: for machines that may not all come back. So does a new run under the same group
             name.
-        commit: Who commits operations. members: each tells all others what it has finished, and no word goes to the
-            master; in worlds of up to 32 that can all talk to each other, and for what proves that all took part.
-            master: it does, always; a call takes a round trip to it more, and waits while it is away.
+        voters: Members of a group that may collect votes themselves: each tells all others what it has finished, for
+            what proves that all took part, and no word goes to the master. In larger groups, in one whose members
+            cannot all reach each other, and with 0, the master collects the votes: a call takes a round trip to it
+            more, and waits while it is away.
         handshake_timeout: Seconds for a new connection to introduce itself before it is closed.
     """
 
@@ -131,5 +143,5 @@ class MasterLimits:
     stall_timeout: Seconds = DEFAULT.stall_timeout
     rejoin_grace: Seconds = DEFAULT.rejoin_grace
     restart_with_min_world: Annotated[bool, Parameter(negative=())] = False
-    commit: Literal["master", "members"] = DEFAULT.commit
+    voters: Annotated[int, Parameter(validator=between(0, DEFAULT.voters))] = DEFAULT.voters
     handshake_timeout: Seconds = DEFAULT.handshake_timeout

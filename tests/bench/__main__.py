@@ -38,7 +38,7 @@ def bench(
     *parts: Annotated[Part, Parameter(help="What to measure; all if left out.")],
     ranks: Annotated[tuple[int, ...], Parameter(help="Numbers of ranks for the speed.", negative=())] = (2, 4),
     rounds: Annotated[int, Parameter(help="Rounds of the speed measurement.")] = 7,
-    commit: Annotated[Literal["master", "members"], Parameter(help="Who commits operations.")] = DEFAULT.commit,
+    voters: Annotated[int, Parameter(help="As in wancoll master.")] = DEFAULT.voters,
     mpi: Annotated[
         str, Parameter(help="Folder of mpirun and of a Python that has mpi4py: compares Open MPI, too.")
     ] = "",
@@ -47,13 +47,13 @@ def bench(
     """Measure, print tables and bars. Exit code 1 if a value was wrong; a missed bar is only printed."""
     begin = time.monotonic()
     described = machine()
-    print(f"{described}; the {commit} commit{'s' * (commit == 'master')}", flush=True)
+    print(f"{described}; {'the members collect' if voters else 'the master collects'} votes", flush=True)
     bars: list[Bar] = []
     results = []
     if "speed" in (parts or PARTS):
         with tempfile.TemporaryDirectory(prefix="wancoll-bench-") as folder:
             for count in ranks:
-                result = speed.run(count, rounds, folder, commit=commit, mpi=mpi)
+                result = speed.run(count, rounds, folder, voters=voters, mpi=mpi)
                 results.append(result)
                 bars += speed.bars(result)
                 print(f"\n{speed.tables(result)}\n\n{speed.where_it_goes(result)}", flush=True)
@@ -62,7 +62,7 @@ def bench(
         bars += codec.bars(cases)
         print(f"\n{codec.tables(cases)}", flush=True)
     if "processor" in (parts or PARTS):
-        bars += cost.processor(commit)
+        bars += cost.processor(voters)
     if "memory" in (parts or PARTS):
         bars += cost.memory()
     synced = [sync.run(holders, SYNCS) for holders in (2, 3)] if "sync" in (parts or PARTS) else []
@@ -75,7 +75,7 @@ def bench(
             json.dumps(
                 {
                     "machine": described,
-                    "commit": commit,
+                    "voters": voters,
                     "speed": [{"ranks": r.ranks, "seconds": r.seconds, "wrong": r.wrong} for r in results],
                     "bars": [{"what": b.what, "value": b.value, "verdict": b.verdict} for b in bars],
                 },

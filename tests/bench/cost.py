@@ -45,9 +45,9 @@ def shares(pids: dict[str, int], seconds: float) -> dict[str, float]:
     return {name: (cpu_seconds(pid) - before[name]) / elapsed * 100 for name, pid in pids.items()}
 
 
-def processor(commit: str) -> list[Bar]:
+def processor(voters: int) -> list[Bar]:
     """Idle daemons with attached clients; then daemons while rank 1 is late for an operation."""
-    with Cluster(peers=2, master_args=[f"--commit={commit}"]) as cluster:
+    with Cluster(peers=2, master_args=[f"--voters={voters}"]) as cluster:
         ranks = wancoll_ranks(cluster, "wancoll", 2)
         try:
             ranks.measure("arena", MIB, 3)

@@ -59,7 +59,7 @@ class Crowd:
     conns: dict[int, int] = field(default_factory=dict)  # by the daemon's number
 
     def __post_init__(self) -> None:
-        self.limits = Limits(commit="master")
+        self.limits = Limits(voters=0)
         self.state = membership.new_state(self.limits, b"s" * 32, now=-1000.0)
         self.inbox: dict[int, list[Any]] = {}
         self._next = 1

@@ -58,7 +58,7 @@ class Result:
 
 
 def run(
-    ranks: int, rounds: int, folder: str, sizes: dict[int, int] = SIZES, commit: str = DEFAULT.commit, mpi: str = ""
+    ranks: int, rounds: int, folder: str, sizes: dict[int, int] = SIZES, voters: int = DEFAULT.voters, mpi: str = ""
 ) -> Result:
     """Measure all contenders with *ranks* ranks. Every group lives throughout and sleeps while another is measured.
 
@@ -67,12 +67,12 @@ def run(
         rounds: each measures every contender once.
         folder: for files.
         sizes: bytes of tensors -> timed operations a round.
-        commit: who commits wancoll's operations: "master" or "members".
+        voters: as in `wancoll master`.
         mpi: folder of mpirun and of a Python with mpi4py; "": Open MPI is not measured.
     """
     result = Result(ranks)
     with ExitStack() as stack:
-        contenders = _start(stack, ranks, folder, [f"--commit={commit}"], mpi)
+        contenders = _start(stack, ranks, folder, [f"--voters={voters}"], mpi)
         for turn in range(rounds):
             for size, iterations in sizes.items():
                 names = [name for name in contenders if size == LARGE or name not in LARGE_ONLY]

@@ -269,7 +269,7 @@ def test_help_shows_variable_default_and_unit_of_every_option(command):
         if "FLOAT" in text:
             assert "Seconds" in text, name
         if "INT" in text and not of_model:
-            assert re.search("Bytes|connections|threads|events", text), name
+            assert re.search("Bytes|connections|threads|events|Members", text), name
 
 
 def test_the_documents_name_only_options_and_variables_that_exist():
@@ -305,9 +305,9 @@ def test_the_documents_name_only_options_and_variables_that_exist():
     variables |= {"WANCOLL_FAILPOINTS", "WANCOLL_MOVE_BUCKETS"}  # of master and peer, of torch's backend; no options
     variables |= {"WANCOLL_ETCD_PASSWORD"}  # of the master: an option would be seen by others on its machine
     # --help: of all commands; --now, --no-block: of systemctl; --strict: of mypy; --delay, --rate: of tests.wan;
-    # --prefix: of etcdctl; --commit: of tests.sim; --wan, --mpi: of tests.bench; --nodes: of sbatch; --no-deps,
+    # --prefix: of etcdctl; --wan, --mpi: of tests.bench; --nodes: of sbatch; --no-deps,
     # --output-dir: of what makes wheels; --build to --wait: of docker and buildah; the rest: of the examples
-    others = {"--help", "--now", "--no-block", "--strict", "--delay", "--rate", "--commit", "--wan", "--mpi"}
+    others = {"--help", "--now", "--no-block", "--strict", "--delay", "--rate", "--wan", "--mpi"}
     others |= {"--prefix", "--backend", "--batch", "--device-ms", "--heads", "--nodes", "--no-deps", "--output-dir"}
     others |= {"--build", "--build-arg", "--detach", "--file", "--tag", "--wait"}
     text = "\n".join(path.read_text() for path in DOCUMENTS)

@@ -40,7 +40,6 @@ RUN_BY = {
     ("README.md", "import numpy as np"): f"docs/{HERE}",
     ("docs/benchmarks.md", "$ wancoll model --alpha 5us --bandwidth 100GB/s --world 64"): f"docs/{HERE}",
     ("docs/benchmarks.md", f"$ wancoll model training {LONG}"): f"docs/{HERE}",
-    ("docs/training.md", "import torch"): "torch/test_diloco.py",
     ("docs/training.md", "import torch"): "torch/test_elastic_training.py",
     ("docs/training.md", "python -m wancoll.examples.ddp"): "torch/test_examples.py",
     ("docs/training.md", "$ python -m wancoll.examples.zero1"): "torch/test_examples.py",
@@ -49,9 +48,10 @@ RUN_BY = {
     ("docs/guide.md", "wancoll master --first &"): f"docs/{HERE}",
     ("docs/guide.md", "kill -9 %4"): f"docs/{HERE}",
     ("docs/testing.md", "import numpy as np"): f"docs/{HERE}",
-    ("docs/training.md", 'torch.distributed.init_process_group("wancoll")  # in place of "gloo"; CPU and CUDA tensors'): (
-        f"docs/{HERE}"
-    ),
+    (
+        "docs/training.md",
+        'torch.distributed.init_process_group("wancoll")  # in place of "gloo"; CPU and CUDA tensors',
+    ): (f"docs/{HERE}"),
     ("docs/guide.md", "feedback = wancoll.ErrorFeedback()"): f"docs/{HERE}",
     ("docs/operations.md", "wancoll model --alpha 40ms --bandwidth 500Mbit/s --world 4 --algorithms"): f"docs/{HERE}",
 }

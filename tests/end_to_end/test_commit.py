@@ -22,7 +22,7 @@ GROUPS = itertools.count(1)
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with Cluster(3, fork=True, master_args=["--commit=members"], peer_args=["--master-grace=20"]) as cluster:
+    with Cluster(3, fork=True, master_args=["--voters=32"], peer_args=["--master-grace=20"]) as cluster:
         yield cluster
 
 
@@ -63,7 +63,7 @@ def test_the_master_hears_nothing_of_sums_and_says_nothing(cluster: Cluster, wor
     assert len({one.digest for one in receipts}) == 1
     known = seen(cluster, group)
     assert known.plan is not None
-    assert known.plan.plan.commit == "members"
+    assert known.plan.plan.collectors == "members"
     # Heartbeats tell what is committed: no Done came.
     wait_until(lambda: done(cluster, group) == [50] * world, 10, "the members' heartbeats")
     cluster.master_failpoint("before_commit", "clear")
@@ -159,7 +159,7 @@ def test_an_operator_puts_a_member_out(cluster: Cluster, capsys: pytest.CaptureF
 @pytest.mark.check
 def test_a_job_that_was_killed_whole_starts_again_at_once() -> None:
     """Though its members might have gone on for ten minutes, for all that the master can know."""
-    options = {"master_args": ["--commit=members", "--rejoin-grace=1"]}
+    options = {"master_args": ["--voters=32", "--rejoin-grace=1"]}
     with Cluster(3, fork=True, **options) as cluster:
         for master_too in (False, True):
             killed_whole(cluster, master_too=master_too)
@@ -189,7 +189,7 @@ def killed_whole(cluster: Cluster, *, master_too: bool) -> None:
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_ten_thousand_sums_in_a_minute_without_a_master_and_a_loss_that_waits_for_one() -> None:
-    options = {"master_args": ["--commit=members"], "peer_args": ["--master-grace=inf"]}
+    options = {"master_args": ["--voters=32"], "peer_args": ["--master-grace=inf"]}
     with Cluster(3, fork=True, **options) as cluster:
         _, comms = join(cluster, 3)
         sums(comms, 2)

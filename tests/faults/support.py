@@ -27,7 +27,7 @@ MIB = 1 << 20
 HEARTBEAT_TIMEOUT = 4.0
 AT_ONCE = HEARTBEAT_TIMEOUT - 1.0  # seconds, on a busy machine: sooner than silence can tell
 BUSY = 15.0  # seconds more that anything may take where the machine has other things to do
-MEMBERS_COMMIT = (os.environ.get("WANCOLL_COMMIT") or DEFAULT.commit) == "members"
+MEMBERS_COMMIT = int(os.environ.get("WANCOLL_VOTERS") or DEFAULT.voters) > 0
 FAILPOINTS = tuple(point for point in PEER if point != "half_done")  # that are come to whoever commits
 
 _groups = itertools.count(1)

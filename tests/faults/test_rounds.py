@@ -41,7 +41,7 @@ def resets(cluster: Cluster, rng: random.Random, times: int) -> list[int]:
 )
 @pytest.mark.timeout(300)
 def test_links_that_are_reset_without_a_master_cost_a_try(rng: random.Random, times: int) -> None:
-    options = {"master_args": ["--commit=members"], "peer_args": ["--master-grace=120"]}
+    options = {"master_args": ["--voters=32"], "peer_args": ["--master-grace=120"]}
     with Cluster(PEERS, fork=True, listen="127.0.0.{i}:0", **options) as cluster:
         attempts = resets(cluster, rng, times)
     print(f"attempts: {attempts}")

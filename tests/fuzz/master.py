@@ -8,7 +8,7 @@ beyond its bound, and a group to which the speaker does not belong goes on as if
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -20,7 +20,6 @@ from wancoll_master.core.ready import Announce, Broadcast, Disconnected, Ready, 
 from wancoll_master.core.state import State
 from wancoll_master.plan.planning import propose
 
-Commit = Literal["members", "master"]
 GROUP, HONEST = "g", ("d0", "d1", "d2")
 LIMITS = Limits(
     ops_in_flight=4, group_members=8, daemons=8, groups=6, members=24, heartbeat_timeout=3.0, rejoin_grace=1.0
@@ -36,12 +35,12 @@ class Master:
     Args:
         chance: says everything.
         inside: whether the speaker is a daemon of the group; else it may not touch it.
-        commit: who commits, the "members" or the "master".
+        voters: as in Limits; 0: the master collects all votes.
     """
 
-    def __init__(self, chance: Chance, *, inside: bool, commit: Commit = "members") -> None:
+    def __init__(self, chance: Chance, *, inside: bool, voters: int = 32) -> None:
         self.chance, self.inside = chance, inside
-        self.limits = replace(LIMITS, commit=commit)
+        self.limits = replace(LIMITS, voters=voters)
         self.now = 100.0
         self.state = membership.new_state(self.limits, b"secret", term=3, now=self.now, next_mid=1)
         self.conns: dict[str, int] = {}  # of honest daemons
@@ -280,9 +279,9 @@ def check_bounds(state: State) -> None:
         assert group.epoch < _COUNTED
 
 
-def run(chance: Chance, sequences: int, length: int = 12, *, commit: Commit = "members") -> None:
+def run(chance: Chance, sequences: int, length: int = 12, *, voters: int = 32) -> None:
     """As many sequences; every two hundred in a new room, every other one of a mad member."""
     for begin in range(0, sequences, 200):
-        room = Master(chance, inside=begin // 200 % 2 == 1, commit=commit)
+        room = Master(chance, inside=begin // 200 % 2 == 1, voters=voters)
         for _ in range(min(200, sequences - begin)):
             room.sequence(length)

@@ -78,7 +78,7 @@ def common(head: str) -> dict[str, Any]:
 
 def play(lines: list[str], limits: dict[str, Any]) -> list[str]:
     """The lines again, each with what came of it."""
-    limits = {"commit": "master"} | limits
+    limits = {"voters": 0} | limits
     state: dict[str, Any] = {}
     script: Script | None = None
     told = []
@@ -499,8 +499,8 @@ class Script(Room):
         elif isinstance(value, m.Pong):
             usual |= {"heard": value.heard, "clock": value.clock}
         elif isinstance(value, m.Epoch):
-            commit = "members" if self.limits.commit == "members" else USUAL.commit
-            usual |= {"plan": msgspec.structs.replace(USUAL, commit=commit), "to": value.to, "min_world": 1}
+            collectors = "members" if self.limits.voters else USUAL.collectors
+            usual |= {"plan": msgspec.structs.replace(USUAL, collectors=collectors), "to": value.to, "min_world": 1}
         said = []
         for name in fields:
             found = getattr(value, name)

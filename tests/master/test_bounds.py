@@ -18,7 +18,7 @@ from wancoll.wire import messages as m
 from wancoll.wire.framing import Decoder, encode
 
 FEW = Limits(
-    commit="master",
+    voters=0,
     groups_known=3,
     daemons_gone=3,
     members_missing=3,
@@ -79,7 +79,7 @@ def test_fates_of_members_that_did_not_report(room: Room) -> None:
 
 def test_members_that_report() -> None:
     """What bounds who joins bounds who reports: of a group, of a daemon, of a master."""
-    room = Room(Limits(commit="master", group_members=4, members=6, rejoin_grace=0.5))
+    room = Room(Limits(voters=0, group_members=4, members=6, rejoin_grace=0.5))
     room.restarted(mids=(1, 2, 3, 4))
     for daemon in "abcd":
         room.hello(daemon)

@@ -41,7 +41,7 @@ from wancoll_master.store.journal import Journal
 # The master commits: these daemons answer no Abort, and are away without a word that their members commit nothing.
 # What nobody waits for in a test lasts longer than a busy machine stands still.
 PATIENT = Limits(
-    commit="master",
+    voters=0,
     heartbeat_interval=0.05,
     heartbeat_timeout=60.0,
     handshake_timeout=60.0,

@@ -16,9 +16,9 @@ from wancoll_master.core.ready import Former, Used
 
 
 def voters(count: int, **limits: Any) -> Script:
-    room = Script(Limits(commit="members", **limits))
+    room = Script(Limits(voters=32, **limits))
     room.form(count)
-    assert room.group.told.plan.commit == "members"
+    assert room.group.told.plan.collectors == "members"
     return room
 
 
@@ -27,25 +27,25 @@ def test_a_pair_that_cannot_talk_and_too_many_members_leave_it_to_the_master() -
     room.link_down("m0", "m2", "unreachable")
     room.sleep(1.0)
     room.all_frozen()
-    assert room.new_epoch().plan.commit == "master"
+    assert room.new_epoch().plan.collectors == "master"
     many = Room(Limits())
     many.form(33)
-    assert many.group.told.plan.commit == "master"
+    assert many.group.told.plan.collectors == "master"
 
 
 def test_by_default_members_commit_while_they_are_few_enough() -> None:
     room = Script(Limits())
     room.form(32)
-    assert room.group.told.plan.commit == "members"
+    assert room.group.told.plan.collectors == "members"
     room.join("m32", start=32)
     room.admit("m32")
     room.all_update(1)
     room.all_frozen()
     epoch = room.new_epoch()
-    assert (len(epoch.members), epoch.committed_upto, epoch.plan.commit) == (33, 1, "master")
+    assert (len(epoch.members), epoch.committed_upto, epoch.plan.collectors) == (33, 1, "master")
     room.lose("d0")
     epoch = room.new_epoch()
-    assert (len(epoch.members), epoch.plan.commit) == (32, "members")
+    assert (len(epoch.members), epoch.plan.collectors) == (32, "members")
 
 
 def test_who_says_too_much_is_cut_off_and_not_who_speaks_next() -> None:
@@ -72,7 +72,7 @@ def test_a_link_that_is_lost_again_and_again_with_nothing_committed_is_avoided()
 
 def test_nobody_vouches_for_a_member_whose_process_is_not_known() -> None:
     """It did not report, and the journal is lost: nobody can say what process that was."""
-    room = Room(Limits(commit="members"))
+    room = Room(Limits(voters=32))
     unknown = Used(3, frozenset({1}), 0, {}, 600, {1: Former("member 1", 0)})
     room.journal = {GROUP: unknown}
     room.restart()
@@ -155,7 +155,7 @@ def test_a_restart_that_puts_out_all_who_are_left_ends_the_group_and_not_the_mas
     third: tuple[int, list[tuple[int, int, int]]],
 ) -> None:
     """Three contradict the fourth, or each other too, and are lost."""
-    room = Room(Limits(commit="master"))
+    room = Room(Limits(voters=0))
     room.restarted(mids=(1, 2, 3, 4))
     room.hello("d4", incarnation=1)
     claims = {1: (2, [(1, 7, 9), (2, 1, 9)]), 2: (2, [(1, 7, 9), (2, 2, 9)]), 3: third, 4: (0, [])}
@@ -213,24 +213,24 @@ def test_the_report_of_a_member_that_is_lost_since_counts() -> None:
     assert outcome(closed((0, A), (0, NONE), lost=1)) == (["m0"], 1, [])  # nobody claims it
 
 
-@pytest.mark.parametrize("commit", ["members", "master"])
+@pytest.mark.parametrize("collectors", ["members", "master"])
 def test_after_a_restart_reports_of_the_lost_whom_an_epoch_that_nobody_heard_of_left_out_do_not_count(
-    commit: str,
+    collectors: str,
 ) -> None:
     """They had been put out, and may lack what the others have committed; else it would be a tie."""
-    room = reported(commit, {1: 1, 2: 1, 3: 0, 4: 0}, mids=(1, 2), lost=(3, 4))
+    room = reported(collectors, {1: 1, 2: 1, 3: 0, 4: 0}, mids=(1, 2), lost=(3, 4))
     assert [one.mid for one in room.group.members] == [1, 2]
     assert outcome(room) == (["m1", "m2"], 1, [])
 
 
-@pytest.mark.parametrize("commit", ["members", "master"])
+@pytest.mark.parametrize("collectors", ["members", "master"])
 @pytest.mark.parametrize(("claims", "upto"), [((1, 1, 0), 1), ((1, 1, 0, 0), 0), ((1, 0, 0), 0), ((1, 1, 1), 1)])
 def test_after_a_restart_an_epoch_that_nobody_heard_of_bounds_what_is_committed_unless_most_say_more(
-    commit: str, claims: tuple[int, ...], upto: int
+    collectors: str, claims: tuple[int, ...], upto: int
 ) -> None:
     """It is of another history then; who says the contrary has been found wrong by most."""
     said = dict(enumerate(claims, 1))
-    room = reported(commit, said, mids=tuple(said))
+    room = reported(collectors, said, mids=tuple(said))
     names = [f"m{mid}" for mid, claim in said.items() if not upto or claim]
     assert outcome(room) == (names, upto, [])
 
@@ -239,7 +239,7 @@ LIE = m.UpdateOutcome(1, 9, ["m4"])
 TRUTH, NEWER = (m.UpdateOutcome(1, epoch, ["m1", "m2", "m3", "m4"]) for epoch in (1, 2))
 
 
-@pytest.mark.parametrize("commit", ["members", "master"])
+@pytest.mark.parametrize("collectors", ["members", "master"])
 @pytest.mark.parametrize(
     ("told", "stands", "believed"),
     [
@@ -251,34 +251,34 @@ TRUTH, NEWER = (m.UpdateOutcome(1, epoch, ["m1", "m2", "m3", "m4"]) for epoch in
     ],
 )
 def test_how_an_update_has_ended_is_not_believed_on_one_members_word(
-    commit: str, told: dict[int, m.UpdateOutcome], stands: tuple[int, ...], believed: m.UpdateOutcome | None
+    collectors: str, told: dict[int, m.UpdateOutcome], stands: tuple[int, ...], believed: m.UpdateOutcome | None
 ) -> None:
     """What all bear, and most say, those hear that stand at it. *told*: who says what; *stands*: members that wait."""
-    room = Room(Limits(commit=commit))
+    room = Room(Limits(voters=32 if collectors == "members" else 0))
     room.restarted(mids=(1, 2, 3, 4, 9))
     room.hello("d4")
     for mid in (1, 2, 3, 4):
         said: dict[str, Any] = {"updates": [1]} if mid in stands else {}
         if mid in told:
             said |= {"committed_upto": told[mid].seq, "updated": told[mid], "done": [(1, *UPDATE)]}
-        room.say(f"d{mid}", report_of(mid, of=(1, 2, 3, 4, 9), commit=commit, **said))
+        room.say(f"d{mid}", report_of(mid, of=(1, 2, 3, 4, 9), collectors=collectors, **said))
     room.sleep(room.limits.rejoin_grace + 0.1)
     heard = [one.outcome for mid in stands for one in room.take(f"d{mid}", m.Updated)]
     assert heard == ([believed] * len(stands) if believed else [])
 
 
-def reported(commit: str, said: dict[int, int], mids: tuple[int, ...], lost: tuple[int, ...] = ()) -> Room:
+def reported(collectors: str, said: dict[int, int], mids: tuple[int, ...], lost: tuple[int, ...] = ()) -> Room:
     """A master whose journal knows a newer epoch than all who report: each has committed so much. Some are lost since.
 
     Member 9 never reports.
     """
-    room = Room(Limits(commit=commit))
+    room = Room(Limits(voters=32 if collectors == "members" else 0))
     room.restarted(epoch=2, mids=mids)
     if 4 in said:
         room.hello("d4")
     for mid in sorted(said, key=lambda mid: mid not in lost):
         done = [(1, 7, 9)] if said[mid] else []
-        room.say(f"d{mid}", report_of(mid, of=(*said, 9), commit=commit, committed_upto=said[mid], done=done))
+        room.say(f"d{mid}", report_of(mid, of=(*said, 9), collectors=collectors, committed_upto=said[mid], done=done))
         if mid in lost:
             room.drop(f"d{mid}")
     room.sleep(room.limits.rejoin_grace + 0.1)

@@ -19,7 +19,7 @@ def room() -> Room:
 
 
 def test_a_group_whose_members_would_not_fit_into_one_message_is_full():
-    room = Room(Limits(commit="master", message_bytes=8192))
+    room = Room(Limits(voters=0, message_bytes=8192))
     room.hello("d0", addresses=("a" * 300 + ":1",) * 3)
     room.join("m0", daemon="d0", start=3)
     room.join("m1", daemon="d0", start=3)
@@ -130,7 +130,7 @@ def test_the_plan_cuts_finely_between_machines_and_coarsely_within_one(addresses
 
 
 def test_a_program_whose_calls_never_match_ends_with_a_named_reason_and_few_bytes() -> None:
-    room = Room(Limits(commit="master", voids=100))
+    room = Room(Limits(voters=0, voids=100))
     room.form(4)
     calls = ["all_reduce(16777216 x float32, op=avg)", "all_reduce(1048576 x float32, op=avg)"]
     largest = nbytes = 0
@@ -204,7 +204,7 @@ def test_who_waits_for_a_place_may_ask_who_is_there():
 def test_a_group_that_ran_may_start_anew_with_fewer(restarted):
     """By an option: of machines that all went down not all may come back."""
     for anew, epochs in ((False, 0), (True, 2)):
-        room = Room(Limits(commit="master", restart_with_min_world=anew))
+        room = Room(Limits(voters=0, restart_with_min_world=anew))
         for i in range(3):
             room.join(f"m{i}", start=3, least=2)
         assert room.epoch == 1
@@ -219,7 +219,7 @@ def test_a_group_that_ran_may_start_anew_with_fewer(restarted):
         room.join("m1", start=3, least=2)
         assert len(room.state.groups[GROUP].members) == (2 if anew else 0)
         assert room.epoch >= epochs
-    new = Room(Limits(commit="master", restart_with_min_world=True))
+    new = Room(Limits(voters=0, restart_with_min_world=True))
     new.join("m0", start=3, least=2)
     new.join("m1", start=3, least=2)
     assert not new.state.groups[GROUP].members  # it has not run yet

@@ -17,7 +17,7 @@ NOTHING = m.EpochReport(0, [], [], [])
 
 def test_a_member_is_of_one_group() -> None:
     """One mid in the reports for two groups would be one member that two groups hold, and end with one of them."""
-    state = membership.new_state(Limits(commit="master"), b"s" * 32, term=2, floor=3, next_mid=1025, now=100.0)
+    state = membership.new_state(Limits(voters=0), b"s" * 32, term=2, floor=3, next_mid=1025, now=100.0)
 
     def say(message: m.FromPeer) -> Ready:
         return membership.step(state, 100.0, Received(1, message), propose)
@@ -40,7 +40,7 @@ def test_a_member_is_of_one_group() -> None:
 def test_members_of_another_group_are_not_reported_by_the_first_who_comes() -> None:
     """Ids are small numbers, so that a daemon of group "a" can guess those of "b": the journal knows whose they are."""
     used = {"b": Used(3, frozenset({1, 2}), 0)}
-    state = membership.new_state(Limits(commit="master"), b"s" * 32, term=2, floor=5, next_mid=1025, used=used)
+    state = membership.new_state(Limits(voters=0), b"s" * 32, term=2, floor=5, next_mid=1025, used=used)
     who = {name: Identity(name, "peer", (name[0],)) for name in ("a1", "b1", "b2")}
     conns = {name: conn for conn, name in enumerate(who)}
     plan = m.Plan(1, 1 << 18, True, {}, [], 0, "")

@@ -36,9 +36,9 @@ GROUP = "g"
 
 
 def report_of(
-    mid: int, epoch: int = 1, *, of: tuple[int, ...] = (1, 2, 3), commit: str = "master", **fields: Any
+    mid: int, epoch: int = 1, *, of: tuple[int, ...] = (1, 2, 3), collectors: str = "master", **fields: Any
 ) -> m.Report:
-    """What member m<mid> of daemon d<mid> reports; in its epoch the "master" or the "members" *commit*."""
+    """What member m<mid> of daemon d<mid> reports; in its epoch the "master" or the "members" are *collectors*."""
     upto, done = fields.pop("committed_upto", 0), list(fields.pop("done", ()))
     done += [(seq, *UPDATE) for seq in fields.pop("updates", ())]
     basis = m.Report(
@@ -46,7 +46,7 @@ def report_of(
         mid=mid,
         epoch=epoch,
         members=[(each, f"m{each}", f"d{each}") for each in of],
-        plan=m.Plan(4, 1024, True, {}, [], 0, "", commit=commit),
+        plan=m.Plan(4, 1024, True, {}, [], 0, "", collectors=collectors),
         key=b"k" * 16,
         start_world=3,
         min_world=1,
@@ -67,7 +67,7 @@ class Room:
     """A master's state and the daemons d0, d1, ... that talk to it. Member mI is on daemon dI unless said otherwise."""
 
     def __init__(self, limits: Limits | None = None, **state: Any) -> None:
-        self.limits = limits or Limits(commit="master")
+        self.limits = limits or Limits(voters=0)
         self.state = membership.new_state(self.limits, b"secret", **state)
         self.now = 100.0
         self.conns: dict[str, int] = {}  # of connected daemons

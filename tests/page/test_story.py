@@ -25,7 +25,7 @@ class Looked:
     """A room whose page somebody looks at."""
 
     def __init__(self, members: int = 3, **limits: Any) -> None:
-        self.room, self.story, self._told = Room(Limits(commit="members", **limits)), Story(), 0
+        self.room, self.story, self._told = Room(Limits(voters=32, **limits)), Story(), 0
         if members:
             self.room.form(members, least=2)
 

@@ -217,7 +217,7 @@ async def test_who_commits_by_itself_and_slept_unheard_for_longer_than_its_name_
         master = await played.welcome()
         client = await played.attach("busy")
         await master.hear(m.Join)
-        await master.say(m.Joined("g", "busy", 1, ""), replace(ALONE, plan=replace(ALONE.plan, commit="members")))
+        await master.say(m.Joined("g", "busy", 1, ""), replace(ALONE, plan=replace(ALONE.plan, collectors="members")))
         epoch = (await client.hear(m.EpochInfo)).epoch
         for number, slept in ((1, 0.0), (2, DEFAULT.master_grace), (3, DEFAULT.master_grace + SILENCE)):
             asleep[0] = slept
@@ -478,7 +478,7 @@ async def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deaf: tuple[int,
             made.clients.append(Talk(await trio.open_unix_socket(path), m.FromDaemon))
             await made.clients[-1].say(m.Attach(PROTOCOL_VERSION, "g", name, 2, 1, 1))
             infos.append(m.MemberInfo(mid, name, f"d{name}", list(started.data), ""))
-        made.epoch = replace(ALONE, members=infos, plan=replace(ALONE.plan, commit="members"))
+        made.epoch = replace(ALONE, members=infos, plan=replace(ALONE.plan, collectors="members"))
         for mid, (master, client) in enumerate(zip(made.masters, made.clients, strict=True), 1):
             await master.hear(m.Join)
             await master.say(m.Joined("g", "ab"[mid - 1], mid, ""), replace(made.epoch, to=mid))

@@ -539,8 +539,8 @@ def test_every_end_says_of_every_call_what_may_have_happened_and_the_connection_
     error, maybe, end = ENDS[how]
     d = Driver(1, 2)
     entered = epoch(2, 1, 2)
-    commit = "master" if "master commits" in how else "members"
-    plan = msgspec.structs.replace(entered.plan, commit=commit)
+    collectors = "master" if "master commits" in how else "members"
+    plan = msgspec.structs.replace(entered.plan, collectors=collectors)
     d.member.enter_epoch(msgspec.structs.replace(entered, plan=plan), 1.0)
     d.ready(2, 1, 2)
     calls = {

@@ -153,7 +153,7 @@ class Voter:
 
     def enter(self, number: int, upto: int = 0) -> list[cmd.Command]:
         told = epoch(number, 1, 2, 3, upto=upto)
-        plan = m.Plan(8, 1024, True, {}, [], 0, "", commit="members")
+        plan = m.Plan(8, 1024, True, {}, [], 0, "", collectors="members")
         return self.member.enter_epoch(
             m.Epoch("g", 1, 1, number, infos(1, 2, 3), plan, told.key, 1, upto, [], "because"), 0.0
         )
@@ -333,7 +333,7 @@ def test_nonsense_breaks_the_link_and_nothing_else() -> None:
 
 def test_alone_it_commits_what_it_finishes() -> None:
     v = Voter()
-    plan = m.Plan(8, 1024, True, {}, [], 0, "", commit="members")
+    plan = m.Plan(8, 1024, True, {}, [], 0, "", collectors="members")
     v.member.enter_epoch(m.Epoch("g", 1, 1, 2, infos(1), plan, b"k" * 16, 1, 0, [], "lost all"), 0.0)
     v.member.links_ready(2, [])
     assert [result.contributors for result in told(v.run(), m.Result)] == [["m1"]]

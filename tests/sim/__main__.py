@@ -18,9 +18,9 @@ from wancoll.schedule import choose, cost
 _make, _choices = lru_cache(1 << 14)(choose.make), lru_cache(1 << 12)(cost._choices)
 
 
-def attempt(seed: int, commit: str = "master") -> tuple[int, str, int, list[str]]:
+def attempt(seed: int, voters: int = 0) -> tuple[int, str, int, list[str]]:
     """Run one world: (seed, why it failed, events, faults)."""
-    world = World(seed, commit=commit)
+    world = World(seed, voters=voters)
     try:
         with patch.object(choose, "make", _make), patch.object(cost, "_choices", _choices):
             world.run()
@@ -32,13 +32,13 @@ def attempt(seed: int, commit: str = "master") -> tuple[int, str, int, list[str]
     return seed, "", world.clock.events, world.inflicted
 
 
-def run_many(first: int, stop: int, jobs: int, most: int, commit: str) -> int:
+def run_many(first: int, stop: int, jobs: int, most: int, voters: int) -> int:
     began = time.perf_counter()
     failed: list[tuple[int, str]] = []
     faults: Counter[str] = Counter()
     events = 0
     with ProcessPoolExecutor(jobs) as pool:
-        for seed, why, count, inflicted in pool.map(partial(attempt, commit=commit), range(first, stop), chunksize=16):
+        for seed, why, count, inflicted in pool.map(partial(attempt, voters=voters), range(first, stop), chunksize=16):
             events += count
             faults.update(inflicted)
             if why:
@@ -51,17 +51,17 @@ def run_many(first: int, stop: int, jobs: int, most: int, commit: str) -> int:
     print(f"{stop - first} worlds, {events} events, {seconds:.1f} s, {len(failed)} failed")
     print("faults: " + ", ".join(f"{kind} {count}" for kind, count in sorted(faults.items())))
     if failed:
-        print(f"replay with: python -m tests.sim --commit {commit} --seed {failed[0][0]} --trace")
+        print(f"replay with: python -m tests.sim --voters {voters} --seed {failed[0][0]} --trace")
     return 1 if failed else 0
 
 
-def run_one(seed: int, trace: bool, commit: str) -> int:
-    world = World(seed, print if trace else None, commit=commit)
+def run_one(seed: int, trace: bool, voters: int) -> int:
+    world = World(seed, print if trace else None, voters=voters)
     try:
         world.run()
     except Exception:
         traceback.print_exc(file=sys.stdout)
-        print(f"seed {seed} failed at {world.clock.now:.4f} s; replay with: make sim COMMIT={commit} SEED={seed}")
+        print(f"seed {seed} failed at {world.clock.now:.4f} s; replay with: make sim VOTERS={voters} SEED={seed}")
         return 1
     print(f"seed {seed}: {world.clock.events} events, {world.clock.now:.1f} s, {world.judge.results} results")
     return 0
@@ -74,12 +74,12 @@ def main() -> int:
     parser.add_argument("--trace", action="store_true", help="with --seed: write what happens")
     parser.add_argument("--jobs", type=int, default=2, help="processes (default %(default)s)")
     parser.add_argument("--most", type=int, default=20, help="stop after so many failures (default %(default)s)")
-    parser.add_argument("--commit", choices=("master", "members"), default="master", help="who commits")
+    parser.add_argument("--voters", type=int, default=0, help="as in Limits; 0: the master collects all votes")
     given = parser.parse_args()
     if given.seed is not None:
-        return run_one(given.seed, given.trace, given.commit)
+        return run_one(given.seed, given.trace, given.voters)
     first, stop = map(int, given.seeds.split(":"))
-    return run_many(first, stop, given.jobs, given.most, given.commit)
+    return run_many(first, stop, given.jobs, given.most, given.voters)
 
 
 if __name__ == "__main__":

@@ -100,7 +100,7 @@ class Crowd:
     """A master and *size* members in each of *groups*, which are started by form()."""
 
     def __init__(self, size: int, groups: int = 1) -> None:
-        self.limits = Limits(commit="master")
+        self.limits = Limits(voters=0)
         self.now = 100.0
         self.steps = self.nbytes = 0  # of the master: events that it took in, and bytes that it said
         self.outcomes: dict[tuple[str, int], tuple[int, tuple[str, ...]]] = {}  # (group, seq) -> epoch, contributors

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from math import inf
 from typing import Any
 from unittest.mock import patch
@@ -13,7 +14,10 @@ import msgspec
 from tests.sim.daemon import Session
 from tests.sim.engine import Engine, EngineLink
 from tests.sim.links import LinkHub
+from tests.sim.master import Master
 from wancoll.collective import Descriptor, Kind
+from wancoll.commit import close
+from wancoll.commit.tally import Tally
 from wancoll.peer.core import commands as cmd
 from wancoll.peer.core import member as core
 from wancoll.peer.core import outcomes
@@ -23,7 +27,7 @@ from wancoll.peer.core.op import OpState
 from wancoll.peer.core.own_tally import OwnTally
 from wancoll.schedule import choose
 from wancoll.wire import messages as m
-from wancoll.wire.note import NewRound, unpack
+from wancoll.wire.note import ROUND_BITS, NewRound, unpack
 from wancoll_master.core import counting, epochs, losses, ready, reserved
 from wancoll_master.core.liveness import blame
 from wancoll_master.core.state import State
@@ -430,3 +434,141 @@ MISTAKES: list[Callable[[], contextlib.AbstractContextManager[None]]] = [
     believing_another_members_word,
     no_look_at_what_stands_still,
 ]
+
+
+@contextlib.contextmanager
+def a_vote_missing() -> Iterator[None]:
+    """All but one are enough."""
+
+    def agreed(self: Tally, seq: int) -> Any:
+        count = self.open.get(seq)
+        enough = count is not None and not count.divergent and len(count.votes) >= max(1, len(self.voters) - 1)
+        return count.first if count is not None and enough else None
+
+    with patch.object(Tally, "agreed", agreed):
+        yield
+
+
+@contextlib.contextmanager
+def a_vote_counted_for_another_member() -> Iterator[None]:
+    """Beside its own."""
+    real = Tally.vote
+
+    def vote(self: Tally, voter: int, seq: int, result: Any, now: float = 0.0) -> bool:
+        counted = real(self, voter, seq, result, now)
+        silent = self.voters.difference(self.open[seq].votes) if seq in self.open else ()
+        if counted and silent:
+            real(self, min(silent), seq, result, now)
+        return counted
+
+    with patch.object(Tally, "vote", vote):
+        yield
+
+
+@contextlib.contextmanager
+def a_tally_that_does_not_freeze() -> Iterator[None]:
+    """The report is sent, and votes are counted on."""
+    with patch.object(Tally, "freeze", lambda self: None):
+        yield
+
+
+@contextlib.contextmanager
+def frames_of_an_older_round() -> Iterator[None]:
+    """What was sent before a link was lost counts after it."""
+    real = Engine._arrived
+
+    def arrived(self: Engine, link: EngineLink, frame: Any) -> None:
+        if not isinstance(frame, bytes) and frame.epoch >> ROUND_BITS == link.epoch >> ROUND_BITS:
+            frame = replace(frame, epoch=max(frame.epoch, link.epoch))
+        real(self, link, frame)
+
+    with patch.object(Engine, "_arrived", arrived):
+        yield
+
+
+@contextlib.contextmanager
+def votes_of_an_older_epoch() -> Iterator[None]:
+    real = Collectives.hear
+
+    def hear(self: Collectives, sender: int, note: Any) -> list[cmd.Command]:
+        if isinstance(note, m.Vote) and self.tally is not None and note.epoch < self.tally.epoch:
+            note = msgspec.structs.replace(note, epoch=self.tally.epoch)
+        return real(self, sender, note)
+
+    with patch.object(Collectives, "hear", hear):
+        yield
+
+
+@contextlib.contextmanager
+def saying_before_it_is_written() -> Iterator[None]:
+    real = Master._persist
+
+    def persist(self: Master, what: Any) -> None:
+        self.after(0.05, lambda: real(self, what))
+
+    with patch.object(Master, "_persist", persist):
+        yield
+
+
+@contextlib.contextmanager
+def contributors_as_the_client_knew_them() -> Iterator[None]:
+    """When it made the call, not those of the epoch that committed it."""
+    real = outcomes.result
+
+    def result(op: Any, epoch: int, contributors: list[str], digest: int, now: float) -> m.Result:
+        return real(op, epoch, list(op.call.world.names), digest, now)
+
+    with patch.object(outcomes, "result", result):
+        yield
+
+
+@contextlib.contextmanager
+def again_from_the_result() -> Iterator[None]:
+    """What is taken out of the engine has written to the input."""
+    real = Engine.cancel
+
+    def cancel(self: Engine, number: int) -> None:
+        work = self.works.get(number)
+        if work is not None and len(work.front) == len(work.back):
+            work.front[:] = work.back
+        real(self, number)
+
+    with patch.object(Engine, "cancel", cancel):
+        yield
+
+
+@contextlib.contextmanager
+def a_joiner_in_the_middle() -> Iterator[None]:
+    """It is admitted once one member stands at an update_membership."""
+
+    def at_hand(group: Any) -> int | None:
+        return min((seq for seq, count in group.current.tally.open.items() if count.update), default=None)
+
+    with patch.object(epochs, "_update_at_hand", at_hand):
+        yield
+
+
+@contextlib.contextmanager
+def a_close_that_drops_a_report() -> Iterator[None]:
+    """Of one who goes on."""
+    real = close.close_epoch
+
+    def close_epoch(words: Any, stay: Any, *rest: Any) -> close.EpochOutcome:
+        lost = max(stay)
+        kept = {mid: word for mid, word in words.items() if mid != lost or len(stay) == 1}
+        return real(kept, [mid for mid in stay if mid in kept], *rest)
+
+    with patch.object(close, "close_epoch", close_epoch):
+        yield
+
+
+@contextlib.contextmanager
+def a_void_counted_twice() -> Iterator[None]:
+    """What follows it is taken for void, too."""
+    real = Tally.__init__
+
+    def init(self: Tally, voters: Any, base: int, voids: Any, window: int) -> None:
+        real(self, voters, base, {*voids, *(seq + 1 for seq in voids)}, window)
+
+    with patch.object(Tally, "__init__", init):
+        yield

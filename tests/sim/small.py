@@ -74,21 +74,21 @@ class SmallWorld:
             up what it has called), "alone" (who has no master goes on without it), and of notes "cut" (a link breaks,
             what is on its way is lost, and it is up again).
             See LyingWorld for "lie".
-        commit: who commits, the "master" or the "members".
+        voters: as in Limits; 0: the master collects all votes.
         least: min_world.
     """
 
     def __init__(
-        self, members: int, calls: tuple[Kind, ...], faults: dict[str, int], commit: str = "master", least: int = 1
+        self, members: int, calls: tuple[Kind, ...], faults: dict[str, int], voters: int = 0, least: int = 1
     ) -> None:
         self.calls, self.faults, self._least = calls, dict(faults), least
-        self.limits = dataclasses.replace(LIMITS, commit=commit)
+        self.limits = dataclasses.replace(LIMITS, voters=voters)
         self.now = 100.0
         self.journal: tuple[int, int, int, dict[str, Used]] = (0, 0, 1, {})  # term, epoch, next mid, used
         self._conns = 0
         self.started: dict[tuple[int, int, int], frozenset[str]] = {}  # (epoch, round, seq) -> members
         self.lost: set[tuple[int, int, int]] = set()  # of them, those whose frames a link took along
-        self._only_cuts = commit == "members" and set(faults) == {"cut"}
+        self._only_cuts = voters and set(faults) == {"cut"}
         self.epochs: dict[int, tuple[str, ...]] = {}
         self.committed = 0
         self.finished: dict[tuple[int, int], dict[str, int]] = {}  # (epoch, seq) -> digests by member
@@ -402,7 +402,7 @@ class SmallWorld:
     def _all_finished(self, epoch: int, seq: int) -> bool:
         """C1: all members of the epoch have, equally. Who is alone meets nobody at a barrier: no engine runs it."""
         done, kind = self.finished.get((epoch, seq), {}), self.calls[seq - 1]
-        proves = self.limits.commit == "members" and kind in {*PROVING, Kind.barrier}
+        proves = self.limits.voters and kind in {*PROVING, Kind.barrier}
         alone = kind is Kind.barrier and len(self.epochs[epoch]) == 1
         return proves and (alone or (done.keys() == set(self.epochs[epoch]) and len(set(done.values())) == 1))
 

@@ -29,38 +29,38 @@ WORLDS = [
 
 # Where members commit.
 VOTES = [
-    (2, (REDUCE,), {"master": 1, "drop": 1, "time": 1}, "members"),
-    (2, (REDUCE, REDUCE), {"cut": 1, "drop": 1, "wrong": 1}, "members"),
-    (2, (REDUCE, UPDATE, REDUCE), {"join": 1, "drop": 1}, "members"),
-    (2, (BROADCAST, REDUCE), {"raise": 1, "drop": 1, "master": 1, "time": 1}, "members"),
-    (3, (BARRIER,), {"crash": 1, "drop": 1}, "members"),
-    (3, (REDUCE,), {"crash": 1, "drop": 1}, "members"),
-    (3, (REDUCE,), {"drop": 2, "cut": 1}, "members"),
+    (2, (REDUCE,), {"master": 1, "drop": 1, "time": 1}, 32),
+    (2, (REDUCE, REDUCE), {"cut": 1, "drop": 1, "wrong": 1}, 32),
+    (2, (REDUCE, UPDATE, REDUCE), {"join": 1, "drop": 1}, 32),
+    (2, (BROADCAST, REDUCE), {"raise": 1, "drop": 1, "master": 1, "time": 1}, 32),
+    (3, (BARRIER,), {"crash": 1, "drop": 1}, 32),
+    (3, (REDUCE,), {"crash": 1, "drop": 1}, 32),
+    (3, (REDUCE,), {"drop": 2, "cut": 1}, 32),
 ]
 # Below min_world after a loss: calls behind an update_membership wait for who is admitted at it.
 TOO_SMALL = [
-    (2, (REDUCE, UPDATE, REDUCE), {"crash": 1}, "master", 2),
-    (2, (UPDATE, REDUCE), {"crash": 1}, "members", 2),
+    (2, (REDUCE, UPDATE, REDUCE), {"crash": 1}, 0, 2),
+    (2, (UPDATE, REDUCE), {"crash": 1}, 32, 2),
 ]
 # Where members pass an update_membership without a master.
 ALONE = [
-    (2, (UPDATE,), {"master": 1, "alone": 2}, "members"),
-    (2, (REDUCE, UPDATE), {"master": 1, "alone": 2, "crash": 1, "time": 1}, "members"),
-    (3, (UPDATE, REDUCE), {"master": 1, "alone": 3, "join": 1}, "members"),
+    (2, (UPDATE,), {"master": 1, "alone": 2}, 32),
+    (2, (REDUCE, UPDATE), {"master": 1, "alone": 2, "crash": 1, "time": 1}, 32),
+    (3, (UPDATE, REDUCE), {"master": 1, "alone": 3, "join": 1}, 32),
 ]
 # Where links break: another round of the epoch.
 ROUNDS = [
-    (2, (REDUCE, REDUCE), {"cut": 3}, "members"),
-    (2, (REDUCE, BROADCAST, REDUCE), {"cut": 2}, "members"),
-    (3, (REDUCE, REDUCE), {"cut": 2}, "members"),
+    (2, (REDUCE, REDUCE), {"cut": 3}, 32),
+    (2, (REDUCE, BROADCAST, REDUCE), {"cut": 2}, 32),
+    (3, (REDUCE, REDUCE), {"cut": 2}, 32),
 ]
 # One of them lies: to others, and to a master that ends the epoch, or is started again.
 LIARS = [
-    (3, (REDUCE,), {"lie": 3, "wrong": 1, "raise": 1}, "members"),
-    (4, (REDUCE,), {"lie": 3, "wrong": 1, "drop": 1}, "members"),
-    (3, (REDUCE, REDUCE), {"lie": 3, "wrong": 1, "cut": 1, "raise": 1}, "members"),
-    (3, (REDUCE,), {"lie": 3, "wrong": 1, "master": 1, "raise": 1}, "members"),
-    (3, (REDUCE,), {"lie": 2, "wrong": 1, "master": 1, "time": 1}, "master"),
+    (3, (REDUCE,), {"lie": 3, "wrong": 1, "raise": 1}, 32),
+    (4, (REDUCE,), {"lie": 3, "wrong": 1, "drop": 1}, 32),
+    (3, (REDUCE, REDUCE), {"lie": 3, "wrong": 1, "cut": 1, "raise": 1}, 32),
+    (3, (REDUCE,), {"lie": 3, "wrong": 1, "master": 1, "raise": 1}, 32),
+    (3, (REDUCE,), {"lie": 2, "wrong": 1, "master": 1, "time": 1}, 0),
 ]
 # Mistakes of mistakes.py, and the world in which each is found.
 PLANTED: dict[str, tuple[Any, ...]] = {
@@ -118,14 +118,14 @@ def test_small_worlds_with_a_member_that_lies(world: tuple[Any, ...]) -> None:
 @pytest.mark.check
 def test_passing_an_update_on_ones_own_shows() -> None:
     """In walks at random: what one passes alone others may bear, and end alike."""
-    world = 2, (REDUCE, UPDATE), {"master": 1, "alone": 1, "drop": 1}, "members"
+    world = 2, (REDUCE, UPDATE), {"master": 1, "alone": 1, "drop": 1}, 32
     with mistakes.passing_on_ones_own(), pytest.raises((Violation, AssertionError)):
         wander(SmallWorld(*world), 3000, 18)
 
 
 def test_a_lie_that_is_believed_shows() -> None:
     with mistakes.believing_another_members_word(), pytest.raises(Violation, match="m1 has Result"):
-        wander(LyingWorld(3, (REDUCE,), {"lie": 2, "wrong": 1, "drop": 1}, "members"), 5000, 12)
+        wander(LyingWorld(3, (REDUCE,), {"lie": 2, "wrong": 1, "drop": 1}, 32), 5000, 12)
 
 
 def test_a_lie_that_holds_others_up_for_ever_shows() -> None:
@@ -134,7 +134,7 @@ def test_a_lie_that_holds_others_up_for_ever_shows() -> None:
 
 
 def hunt(name: str) -> None:
-    world = SmallWorld(*PLANTED[name], "members")
+    world = SmallWorld(*PLANTED[name], 32)
     if name.startswith(DEEP):
         wander(world, 1200, 14)
     explore(world, 100, 60.0)

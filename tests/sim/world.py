@@ -43,7 +43,7 @@ class World:
         trace: takes lines (time, who, what); None: nothing is written.
         faults: instead of those that the seed draws.
         graces: seconds that some calls have, instead of those that the seed draws; (): all wait for whoever is late.
-        commit: who commits, the "master" or the "members".
+        voters: as in Limits; 0: the master collects all votes.
     """
 
     group = "g"
@@ -54,16 +54,16 @@ class World:
         trace: Callable[[str], None] | None = None,
         faults: tuple[str, ...] | None = None,
         graces: tuple[float, ...] | None = None,
-        commit: str = "master",
+        voters: int = 0,
     ) -> None:
         self.seed, self._trace = seed, trace
         self.random = Random(seed)
         self.odd = odds.draw(self.random, calm=faults)
-        self.sums = commit == "members" and seed % 4 == 3
+        self.sums = voters and seed % 4 == 3
         if self.sums:
             self.odd = dataclasses.replace(self.odd, update_every=15)
         self.behind = seed % 3 == 1  # calls do not wait for an update_membership to end
-        self.limits = dataclasses.replace(self.odd.limits, commit=commit)
+        self.limits = dataclasses.replace(self.odd.limits, voters=voters)
         self.clock = Clock(Random(seed + 1), shuffled=self.odd.shuffled)
         self.network = Network(self.clock, Random(seed + 2), self.odd.delays, self.odd.spikes)
         self._pace = Random(seed + 3)
@@ -106,13 +106,13 @@ class World:
 
     def limits_of_daemon(self) -> Limits:
         """Where members commit, a daemon may have been given another master_grace than its master."""
-        longer = self._options.choice((1.0, 1.0, 2.5)) if self.limits.commit == "members" else 1.0
+        longer = self._options.choice((1.0, 1.0, 2.5)) if self.limits.voters else 1.0
         return dataclasses.replace(self.limits, master_grace=self.limits.master_grace * longer)
 
     def limits_of_master(self) -> Limits:
         """A master may have been started again to commit itself."""
         itself = self._options.random() < 0.1
-        return dataclasses.replace(self.limits, commit="master") if itself else self.limits
+        return dataclasses.replace(self.limits, voters=0) if itself else self.limits
 
     def write_delay(self) -> float:
         return self.odd.write_delay * self._pace.random()

@@ -238,7 +238,7 @@ def loses_one_while_another_leaves(rank, size, path):
 
 @pytest.mark.check
 def test_who_is_lost_in_the_epoch_in_which_another_leaves_is_lost(tmp_path):
-    with Cluster(peers=3, lanes=1, heartbeat_timeout=30.0, fork=True, master_args=["--commit=members"]) as three:
+    with Cluster(peers=3, lanes=1, heartbeat_timeout=30.0, fork=True, master_args=["--voters=32"]) as three:
         sockets = [{"WANCOLL_SOCKET": three.socket(i)} for i in range(3)]
         with Ranks(3, loses_one_while_another_leaves, str(tmp_path / "leave"), env=sockets) as ranks:
             assert [ranks.next(rank) for rank in range(3)] == ["ready"] * 3

@@ -54,7 +54,7 @@ class ChaosOptions:
     times: Times = TIMES
     command: str = ""
     keep_logs: str = ""
-    commit: str = DEFAULT.commit
+    voters: int = DEFAULT.voters
     secure: bool = False
     spoil: bool = False
 
@@ -141,7 +141,7 @@ class ChaosRun:
             secure=self.options.secure,
             lanes=lanes,
             heartbeat_timeout=times.heartbeat,
-            master_args=[f"--rejoin-grace={times.rejoin}", f"--commit={self.options.commit}"],
+            master_args=[f"--rejoin-grace={times.rejoin}", f"--voters={self.options.voters}"],
             peer_args=[
                 f"--max-lanes={lanes}",
                 f"--lane-timeout={times.lane}",

@@ -27,7 +27,7 @@ from msgspec.structs import replace as structs_replace
 
 from wancoll.commit import close
 from wancoll.errors import ProtocolError
-from wancoll.limits import counted
+from wancoll.limits import DEFAULT, counted
 from wancoll.wire import messages as m
 from wancoll.wire.epochs import brief
 from wancoll_master.core import counting, losses, reserved
@@ -37,7 +37,6 @@ from wancoll_master.core.state import Closing, Group, Member, Step, clip, names,
 from wancoll_master.plan import planning
 from wancoll_master.plan.planning import Planned, Proposal, Request
 
-VOTERS = 32  # members that may commit among themselves: each tells all others of each operation
 _DIGESTS_TOLD = 2048
 DOUBTED = "it was finished, the master's journal is lost, and members that did not come back may know more of it"
 TIED = "members contradict each other in whether it is committed, as many on one side as on the other"
@@ -177,7 +176,7 @@ def _next_epoch(step: Step, group: Group, reason: str, *, free: bool = False) ->
     _forget_bad_pairs(step, group)
     passed = group.current.closing is not None and group.current.closing.passed
     plan = _plan(step, group, free=free)
-    group.begin(reason, votes=plan.commit == "members", window=counting.window(step))
+    group.begin(reason, votes=plan.collectors == "members", window=counting.window(step))
     persist(step, group)
     members = group.members
     epoch = m.Epoch(
@@ -215,13 +214,12 @@ def _plan(step: Step, group: Group, *, free: bool) -> m.Plan:
     present = {member.mid: member for member in group.members}
     group.members = [present[mid] for mid in found.order]
     group.planned = found.planned
-    return structs_replace(found.planned.plan, commit="members" if _may_vote(step, group) else "master")
+    return structs_replace(found.planned.plan, collectors="members" if _may_vote(step, group) else "master")
 
 
 def _may_vote(step: Step, group: Group) -> bool:
-    """Whether members commit among themselves: all can talk to all, and they are not too many for that."""
-    wanted = step.limits.commit == "members" and not group.small and len(group.members) <= VOTERS
-    return wanted and not group.bad_pairs
+    """Whether members collect votes themselves: all can talk to all, and they are not too many for that."""
+    return len(group.members) <= step.limits.voters and not group.small and not group.bad_pairs
 
 
 def _better_plan(step: Step, group: Group) -> str:
@@ -247,7 +245,7 @@ def persist(step: Step, group: Group) -> None:
     state.highest_epoch = max(state.highest_epoch, group.epoch)
     voids = {seq: void.error for seq, void in group.voids.items()}
     alone = reserved.alone(step, max(one.daemon.master_grace for one in group.members)) if group.current.votes else 0
-    former = {one.mid: Former(one.name, one.daemon.incarnation) for one in group.members[:VOTERS]}
+    former = {one.mid: Former(one.name, one.daemon.incarnation) for one in group.members[: DEFAULT.voters]}
     used = Used(group.epoch, frozenset(member.mid for member in group.members), group.committed, voids, alone, former)
     state.inherited.discard(group.name)
     state.alone.pop(group.name, None)

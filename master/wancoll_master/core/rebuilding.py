@@ -392,7 +392,7 @@ def _decide(step: Step, group: Group, rebuild: Rebuild, newest: m.Report) -> Non
     group.epoch = newest.epoch
     used = step.state.used.get(group.name)
     group.used = max(step.state.floor, used.epoch if used is not None else 0)
-    votes, unheard = newest.plan.commit == "members", used is not None and used.epoch > newest.epoch
+    votes, unheard = newest.plan.collectors == "members", used is not None and used.epoch > newest.epoch
     group.committed = newest.base
     named = Counter(void.seq for report in top.values() for void in report.voids)
     voids = {void.seq: void for report in top.values() for void in report.voids if 2 * named[void.seq] > len(top)}
@@ -425,7 +425,7 @@ def _decide(step: Step, group: Group, rebuild: Rebuild, newest: m.Report) -> Non
     if len(top) == len(newest.members) and not moving and not any(report.aborted for report in top.values()):
         found = epochs.verdict(group, closing)
         agreed = not found.out and not found.tied
-        if (agreed or (votes and not unheard)) and (not votes or step.limits.commit == "members"):
+        if (agreed or (votes and not unheard)) and (not votes or len(top) <= step.limits.voters):
             group.committed = found.sure
             _go_on(step, group, list(top.values()), votes=votes)
             claim = max(report.committed for report in closing.reports.values())

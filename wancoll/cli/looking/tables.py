@@ -174,7 +174,7 @@ def plan_lines(status: PlanStatus) -> list[str]:
     ring = [f"slowest edge {format_rate(status.bottleneck, 3)}"] if status.bottleneck else []
     ring += [f"once around {format_duration(status.round, 3)}"] if status.round else []
     lines = [f"ring: {', '.join(ring)}"] if ring else []
-    lines.append(f"operations are committed by the {plan.commit}")
+    lines.append(f"operations are committed by the {plan.collectors}")
     lines.append(
         f"plan: lanes {plan.lanes}, tracks {plan.tracks}, parts from {format_size(plan.stripe, 3)}, "
         f"pacing {format_rate(plan.pacing, 3) + ' per lane' if plan.pacing else 'none'}, "

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 from cyclopts.config import Env
@@ -51,7 +51,7 @@ def run(
     as_json: Annotated[Path | None, Parameter(name="--json")] = None,
     as_html: Annotated[Path | None, Parameter(name="--html")] = None,
     keep_logs: Path | None = None,
-    commit: Literal["master", "members"] = DEFAULT.commit,
+    voters: Annotated[int, Parameter(validator=between(0, DEFAULT.voters))] = DEFAULT.voters,
     secure: Switch = False,
     spoil: Annotated[bool, Parameter(negative=(), show=False)] = False,
 ) -> int:
@@ -70,7 +70,7 @@ def run(
         as_html: Write the report there as one HTML page with a timeline.
         keep_logs: Folder that the processes' logs are copied to. Without it they are kept only after a violation, in
             wancoll-chaos-SEED-logs.
-        commit: Who commits, as in `wancoll master`.
+        voters: As in `wancoll master`.
         secure: Certificates for all daemons: what they say goes over TLS, lanes too.
         spoil: Change results, so that the run fails.
     """
@@ -93,7 +93,7 @@ def run(
         raise ConfigError("not usable", who="--master-every", expected="0 or more seconds", got=str(master_every))
     command = ["wancoll", "chaos", f"--peers={peers}", f"--seconds={seconds:g}", f"--seed={seed}"]
     command += [f"--interval={interval}", f"--size={size}", f"--min-world={min_world}", f"--quiet={quiet:g}"]
-    command += [f"--master-every={master_every:g}", f"--commit={commit}", *([f"--faults={faults}"] if faults else [])]
+    command += [f"--master-every={master_every:g}", f"--voters={voters}", *([f"--faults={faults}"] if faults else [])]
     command += ["--secure"] * secure
     shape = Shape(
         peers, seconds, (least, most), kinds, keep=max(2, min_world + 1), master_every=master_every,
@@ -101,7 +101,7 @@ def run(
     )  # fmt: skip
     options = ChaosOptions(
         shape, seed, largest, min_world, quiet=quiet, command=shlex.join(command), keep_logs=str(keep_logs or ""),
-        commit=commit, secure=secure, spoil=spoil,
+        voters=voters, secure=secure, spoil=spoil,
     )  # fmt: skip
     console = Console(markup=False, highlight=False)
     say = partial(console.print, soft_wrap=True)

@@ -99,7 +99,7 @@ class Seat:
             apart = {other for pair in epoch.plan.avoid if mid in pair for other in pair}
             next_but_one = {mids[(rank + places) % size] for places in (-2, 2)}
             spares = frozenset(next_but_one - neighbours - apart - {mid})
-        votes = epoch.plan.commit == "members"
+        votes = epoch.plan.collectors == "members"
         if votes:
             spares = frozenset(mids) - neighbours - {mid}
         head = (epoch.group, mid, epoch.epoch)
@@ -277,7 +277,7 @@ def resolve(
         blocks = tuple(starts[i] for i in place)
     front_bytes, back_bytes = choose.sizes(descriptor, rank, size, blocks)
     asked = descriptor
-    if call.kind is Kind.barrier and plan.commit == "members":
+    if call.kind is Kind.barrier and plan.collectors == "members":
         asked = replace(descriptor, algorithm="direct")  # whose end anywhere says that all have called it (C1)
     ranks = {mid: i for i, mid in enumerate(world.mids)}
     avoid = {(ranks[a], ranks[b]) for a, b in plan.avoid if a in ranks and b in ranks}

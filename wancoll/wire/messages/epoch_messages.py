@@ -33,7 +33,7 @@ class Plan(Message, frozen=True):
     congestion: Annotated[str, Meta(max_length=32)]  # congestion control of the lanes; "": each daemon's setting
     spares: bool = False  # whether links to the members two places away are kept up, who are next to us after a loss
     tracks: Annotated[int, Meta(ge=1, le=256)] = 1  # lanes with the same number modulo this share what is to be sent
-    commit: Name = "master"  # who commits: the master, or the "members" among themselves
+    collectors: Name = "master"  # of votes that prove that all took part: the master, or the "members", each of all
 
 
 class Void(Message, frozen=True):

@@ -316,7 +316,7 @@ def _plan(status: m.GroupStatus, events: list[m.EventRecord]) -> dict[str, Any]:
     if status.plan is not None:
         plan, found = status.plan.plan, status.plan
         facts = [
-            ["commit", f"by the {plan.commit}"],
+            ["commit", f"by the {plan.collectors}"],
             ["lanes", f"{plan.lanes} a link, in {plan.tracks} track{'s' * (plan.tracks != 1)}"],
             ["parts", f"from {format_size(plan.stripe, 3)}"],
             ["pacing", f"{format_rate(plan.pacing, 3)} a lane" if plan.pacing else "none"],

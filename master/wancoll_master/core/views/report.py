@@ -90,7 +90,7 @@ def _lanes(group: Group) -> int:
 def _plan(measures: Measures, group: Group) -> m.PlanStatus | None:
     if not group.members or group.planned is None:
         return None
-    plan = replace(group.planned.plan, commit="members" if group.current.votes else "master")
+    plan = replace(group.planned.plan, collectors="members" if group.current.votes else "master")
     ring, cost = ring_of(measures, group.members), group.planned.cost
     bottleneck = ring.bottleneck if ring.bottleneck < inf else 0.0
     alpha, beta = (cost.alpha, cost.beta) if cost is not None else (0.0, 0.0)
