@@ -12,9 +12,11 @@ Messages are written without their group (if it is g), without the term (if it i
 its default. `+0.1 d0 < ...` came a tenth of a second after the line began; in the event log ... stands for the reason
 that a message has just told. `d0 d1 <` is one broadcast, `d0, d1 <` are two equal messages; `Probe: d0 -> d9` is a
 probe that d0 is to make of d9. What nearly always comes is left out, and where it does not
-come `no ...` stands for it: the Pong that answers a heartbeat, the Welcome that answers a hello, what the event log
-says of a broken connection and of one that is back, and its lines that follow from a message of the same step (epoch,
-joined, refused, daemon). `Evicted(...), and closed`: its connection is closed for the same reason.
+come `no ...` stands for it: the Pong that answers a heartbeat, the Welcome that answers a hello or one who is back,
+what the event log says of a broken connection and of one that is back, and its lines that follow from a message of the
+same step (epoch, joined, refused, daemon). `Evicted(...), and closed`: its connection is closed for the same reason.
+`Epoch(...), log left`: the event log says the same reason, as an event of the kind left. `Joined(...), all probe`: it
+and each member are to probe each other. `done m0,m1 1` is `done m0 1`, then `done m1 1`.
 """
 
 from __future__ import annotations
@@ -36,7 +38,18 @@ from wancoll.collective import Descriptor, DType, Kind, ReduceOp
 from wancoll.commit.tally import UPDATE
 from wancoll.limits import PROTOCOL_VERSION, Limits, counted
 from wancoll.wire import messages as m
-from wancoll_master.core.ready import Announce, Broadcast, Close, Disconnected, Event, Message, Received, Send, Tick
+from wancoll_master.core.ready import (
+    Announce,
+    Broadcast,
+    Close,
+    Disconnected,
+    Event,
+    Message,
+    Received,
+    Record,
+    Send,
+    Tick,
+)
 from wancoll_master.core.state import Daemon, names
 from wancoll_master.core.views import report
 
@@ -146,6 +159,7 @@ class Script(Room):
         self._began = 0.0
         self._verb = ""
         self._number = 0  # of the heartbeat that the master hears, if it is one
+        self._logged: list[Record] = []  # lines of the event log that say a message's reason
         super().__init__(limits, **state)
 
     def play(self, verb: str, rest: str) -> list[str]:
@@ -155,20 +169,20 @@ class Script(Room):
             known = {"state": self.state, "group": self.state.groups.get(GROUP), "journal": self.journal}
             found = getattr(self, rest) if rest.isidentifier() else eval(rest, known)
             return [str(one) for one in found] if isinstance(found, list) and found else [str(found)]
-        if verb == "say":
-            daemon, _, message = rest.partition(" ")
-            self.say(daemon, _message(message))
-        elif verb == "first":  # of a connection that nobody knows
+        if verb == "first":  # of a connection that nobody knows
             self.stranger(_message(rest))
-        elif verb == "on":  # over a connection that is here, by its number
-            conn, _, message = rest.partition(" ")
-            self.step(Received(int(conn), _message(message)))
-        elif verb == "report":
-            reported = _message(f"report({rest})")
-            self.say(f"d{reported.mid}", reported)
-        else:
-            words, named = _arguments(rest)
-            getattr(self, verb)(*words, **named)
+            return self._told
+        each, _, more = rest.partition(" ")
+        for who in [each] if "=" in each else each.split(","):
+            if verb == "say":
+                self.say(who, _message(more))
+            elif verb == "on":  # over a connection that is here, by its number
+                self.step(Received(int(who), _message(more)))
+            elif verb == "report":
+                self.say(f"d{who}", _message(f"report({who}, {more})"))
+            else:
+                words, named = _arguments(f"{who} {more}")
+                getattr(self, verb)(*words, **named)
         return self._told
 
     # ---- verbs beside those of Room ------------------------------------------------------------------
@@ -334,7 +348,8 @@ class Script(Room):
     def waits(self) -> list[str]:
         """What its slow operations wait for, as `wancoll status` says it."""
         found = report.groups(self.state, self.now)[0].waits
-        return [line for wait in found for line in (f"seq {wait.seq}, {wait.nbytes} bytes", *wait_lines(wait))]
+        said = [(f"seq {wait.seq}, {wait.nbytes} bytes, ", *wait_lines(wait)) for wait in found]
+        return [line for head, first, *causes in said for line in (head + first, *causes)]
 
     @property
     def pairs(self) -> list[str]:
@@ -366,6 +381,7 @@ class Script(Room):
         told = [f"{self._label(one.conn)} < its status" for one in self.ready.answers if not isinstance(one, Send)]
         sends = [one for one in [*self.ready.answers, *self.ready.messages] if isinstance(one, Send)]
         said = [*(one for one in self.ready.answers if isinstance(one, Send)), *self.ready.messages]
+        self._logged = []
         told += self._lines([one for one in said if not self._is_usual(one)])
         answered = {one.conn for one in sends if isinstance(one.message, m.EvictAnswer)}
         told += [f"connection {conn} stays open" for conn in answered - {one.conn for one in self.ready.closes}]
@@ -377,11 +393,13 @@ class Script(Room):
             told.append(f"{self._label(one.conn)} closed{how}: {one.reason}".rstrip())
         usual = [found for found in map(self._usual_log, self._told_now()) if found] + self._usual_of(event)
         for one in self.ready.log:
+            if one in self._logged:
+                continue
             if (one.kind, one.text) in usual:
                 usual.remove((one.kind, one.text))
                 continue
             told.append(f"{'log' if one.kept else 'note'}{_group(one.group)} {one.kind}: {self._short(one.text)}")
-        if self._verb == "hello" and not any(isinstance(one.message, m.Welcome) for one in sends):
+        if self._verb in ("hello", "returns") and not any(isinstance(one.message, m.Welcome) for one in sends):
             told.append("no Welcome")
         if beat and self._verb == "say" and not any(isinstance(one.message, m.Pong) for one in sends):
             told.append("no Pong")
@@ -396,34 +414,63 @@ class Script(Room):
                 said = self._text(pong) == f"Pong(number={self._number})"
                 return said or self._verb in ("sleep", "lose", "beat", "beats")
             case Send(_, m.Welcome() as welcome):
-                return self._verb == "hello" and self._text(welcome) == f"Welcome(term={self.state.term})"
+                back = ", resumed=True, heard=1" if self._verb == "returns" else ""
+                usual = f"Welcome(term={self.state.term}{back})"
+                return self._verb in ("hello", "returns") and self._text(welcome) == usual
         return False
 
     def _lines(self, messages: list[Message]) -> list[str]:
         """One line for each message; equal ones in a row share it, and so do probes."""
         found: list[tuple[str, str]] = []  # what the line begins with, and what was said
+        probes = [one.message for one in messages if isinstance(one, Send) and isinstance(one.message, m.Probe)]
+        joined = [one.message for one in messages if isinstance(one, Send) and isinstance(one.message, m.Joined)]
+        meshed = {
+            one.mid for one in joined if self._all_probe(one, [probe for probe in probes if probe.joiner == one.mid])
+        }
         for message in messages:
             match message:
+                case Send(_, m.Probe(joiner=mid)) if mid in meshed:
+                    continue
                 case Send(_, m.Probe() as probe) if self._is_plain(probe):
                     who = f" of {probe.joiner}" if probe.joiner else ""
                     whom, said = f"{self._label(message.conn)} -> {probe.daemon}", f"Probe{who}"
                 case Send(conn, what):
                     whom, said = self._label(conn), self._text(what, self._mids(conn))
+                    if isinstance(what, m.Joined) and what.mid in meshed:
+                        said += ", all probe"
                     if isinstance(what, m.Evicted) and Close(conn, what.reason) in self.ready.closes:
                         said += ", and closed"
                 case Broadcast(conns, what):
-                    whom, said = " ".join(map(self._label, conns)), self._text(what)
+                    whom, said = " ".join(map(self._label, conns)), self._text(what) + self._log_of(what)
                 case Announce(to, epoch, _):
-                    whom, said = " ".join(self._label(conn) for conn, _ in to), self._text(epoch)
+                    whom, said = " ".join(self._label(conn) for conn, _ in to), self._text(epoch) + self._log_of(epoch)
             if found and isinstance(message, Send) and found[-1][1] == said:
                 found[-1] = f"{found[-1][0]}, {whom}", said
             else:
                 found.append((whom, said))
         return [f"{said}: {whom}" if " -> " in whom else f"{whom} < {said}" for whom, said in found]
 
+    def _log_of(self, told: m.FromMaster) -> str:
+        """What the event log calls the reason of the message, if it says the same."""
+        same = [one for one in self.ready.log if one.kept and one.text == getattr(told, "reason", "")]
+        self._logged += same
+        return "".join(f", log {one.kind}" for one in same)
+
     def _mids(self, conn: int) -> list[int]:
         """Members of the connection's daemon."""
         return [mid for mid, member in self.state.members.items() if member.daemon.conn == conn]
+
+    def _all_probe(self, joined: m.Joined, probes: list[m.Probe]) -> bool:
+        """Whether the probes are of the joiner to each member of its group, and of each member to the joiner."""
+        group = self.state.groups.get(joined.group)
+        mids = [one.mid for one in group.members] if group else []
+        pairs = {(one.prober, one.target) for one in probes}
+        return (
+            bool(probes)
+            and all(map(self._is_plain, probes))
+            and len(probes) == len(pairs)
+            and pairs == {pair for mid in mids for pair in ((mid, joined.mid), (joined.mid, mid))}
+        )
 
     def _is_plain(self, probe: m.Probe) -> bool:
         """Whether the daemons' names say all of the probe."""
