@@ -34,54 +34,31 @@ LAST = 4
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What all clients of a run are told.
+    """What all clients of a run are told."""
 
-    Attributes:
-        group: its name.
-        seed: of the workload.
-        slots: members that there can be.
-        largest: bytes of the largest tensor.
-        start_world: as connect's.
-        min_world: as connect's.
-        deadline: seconds within which every call must end.
-        phase: path of the file with the number of the run's phase.
-        spoil: m1 changes a result after its commit; for the tool's own test.
-    """
-
-    group: str
-    seed: int
-    slots: int
-    largest: int
-    start_world: int
-    min_world: int
-    deadline: float
-    phase: str
-    spoil: bool = False
+    group: str  # its name
+    seed: int  # of the workload
+    slots: int  # members that there can be
+    largest: int  # bytes of the largest tensor
+    start_world: int  # as connect's
+    min_world: int  # as connect's
+    deadline: float  # seconds within which every call must end
+    phase: str  # path of the file with the number of the run's phase
+    spoil: bool = False  # m1 changes a result after its commit; for the tool's own test
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """One call that is under way.
+    """One call that is under way."""
 
-    Attributes:
-        what: for people.
-        kind: of the collective.
-        nbytes: of the caller's tensor.
-        wait: returns its receipt; its argument is the timeout in seconds.
-        check: what is wrong with the result, "" if nothing is.
-        check_failed: what is wrong with the tensors after an error.
-        result: the bytes that all members shall have alike; None: each has its own.
-        may_abort: whether a lost member may end it with OperationAborted.
-    """
-
-    what: str
-    kind: str
-    nbytes: int
-    wait: Callable[[float], Receipt]
-    check: Callable[[Receipt], str] = lambda _: ""
-    check_failed: Callable[[], str] = lambda: ""
-    result: Array | None = None
-    may_abort: bool = False
+    what: str  # for people
+    kind: str  # of the collective
+    nbytes: int  # of the caller's tensor
+    wait: Callable[[float], Receipt]  # returns its receipt; its argument is the timeout in seconds
+    check: Callable[[Receipt], str] = lambda _: ""  # what is wrong with the result, "" if nothing is
+    check_failed: Callable[[], str] = lambda: ""  # what is wrong with the tensors after an error
+    result: Array | None = None  # the bytes that all members shall have alike; None: each has its own
+    may_abort: bool = False  # whether a lost member may end it with OperationAborted
 
 
 class _Over(Exception):

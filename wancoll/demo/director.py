@@ -24,23 +24,15 @@ _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM
 
 @dataclass(frozen=True, slots=True)
 class DemoPlan:
-    """What shall happen.
+    """What shall happen."""
 
-    Attributes:
-        peers: members at the start.
-        steps: of training, in all.
-        seed: of the first parameters and the batches.
-        silence_timeout: seconds without a report from any process before the demo gives up.
-        secure: whether all goes over TLS, with certificates.
-        spoil: flip one bit in the newcomer's parameters at the end, so that the demo must fail; for its own test.
-    """
-
-    peers: int = 4
-    steps: int = 800
-    seed: int = 0
-    silence_timeout: float = 60.0
+    peers: int = 4  # members at the start
+    steps: int = 800  # of training, in all
+    seed: int = 0  # of the first parameters and the batches
+    silence_timeout: float = 60.0  # seconds without a report from any process before the demo gives up
+    # flip one bit in the newcomer's parameters at the end, so that the demo must fail; for its own test
     spoil: bool = False
-    secure: bool = False
+    secure: bool = False  # whether all goes over TLS, with certificates
 
     @property
     def kill_in(self) -> int:

@@ -23,25 +23,15 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """One step is committed and applied.
+    """One step is committed and applied."""
 
-    Attributes:
-        step: its number, from 1.
-        loss: mean cross entropy of the samples that took part.
-        samples: how many took part.
-        epoch: the epoch that committed.
-        contributors: names of the members whose gradients are in it.
-        attempts: of the all-reduce.
-        committed: time.monotonic() when the call returned, seconds.
-    """
-
-    step: int
-    loss: float
-    samples: int
-    epoch: int = 0
-    contributors: tuple[str, ...] = ()
-    attempts: int = 0
-    committed: float = 0.0
+    step: int  # its number, from 1
+    loss: float  # mean cross entropy of the samples that took part
+    samples: int  # how many took part
+    epoch: int = 0  # the epoch that committed
+    contributors: tuple[str, ...] = ()  # names of the members whose gradients are in it
+    attempts: int = 0  # of the all-reduce
+    committed: float = 0.0  # time.monotonic() when the call returned, seconds
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,27 +29,17 @@ _EVENTS_AT_ONCE = 64
 
 
 class Done(Struct, frozen=True):
-    """Op *op* has finished here.
-
-    Args:
-        op: its id.
-        digest: of its result, 0 where none was asked for.
-        bytes_sent: on the wire, headers included.
-        bytes_saved: what the codec kept off the wire.
-        codec_error: relative L2 error of the measured encodes, 0.0 without any.
-        told: the engine has sent its note, or is about to.
-        first: while traced: when the first of what others sent came, nanoseconds of CLOCK_MONOTONIC; 0: nothing did.
-        last: the same of the last.
-    """
+    """Op *op* has finished here."""
 
     op: int
-    digest: int
-    bytes_sent: int
-    bytes_saved: int = 0
-    codec_error: float = 0.0
-    told: bool = False
+    digest: int  # of its result, 0 where none was asked for
+    bytes_sent: int  # on the wire, headers included
+    bytes_saved: int = 0  # what the codec kept off the wire
+    codec_error: float = 0.0  # relative L2 error of the measured encodes, 0.0 without any
+    told: bool = False  # the engine has sent its note, or is about to
+    # while traced: when the first of what others sent came, nanoseconds of CLOCK_MONOTONIC; 0: nothing did
     first: int = 0
-    last: int = 0
+    last: int = 0  # the same of the last
 
 
 class Cancelled(Struct, frozen=True):

@@ -52,23 +52,14 @@ class Coding:
 
 
 class Value(NamedTuple):
-    """Bytes [start, start + length) of the whole that are here once their steps have come that far.
+    """Bytes [start, start + length) of the whole that are here once their steps have come that far."""
 
-    Args:
-        start: as Step.start.
-        length: bytes of raw elements.
-        raw: where they are as elements, None if only encoded.
-        raw_after: the step that puts them there, -1 if they are there from the start.
-        coded: where they are encoded, None if nowhere.
-        coded_after: the step that puts them there.
-    """
-
-    start: int
-    length: int
-    raw: Place | None
-    raw_after: int = -1
-    coded: Place | None = None
-    coded_after: int = -1
+    start: int  # as Step.start
+    length: int  # bytes of raw elements
+    raw: Place | None  # where they are as elements, None if only encoded
+    raw_after: int = -1  # the step that puts them there, -1 if they are there from the start
+    coded: Place | None = None  # where they are encoded, None if nowhere
+    coded_after: int = -1  # the step that puts them there
 
 
 def back(offset: int) -> Place:
@@ -78,23 +69,14 @@ def back(offset: int) -> Place:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What algorithms know of an operation, but for the codec. A kind uses what it has.
+    """What algorithms know of an operation, but for the codec. A kind uses what it has."""
 
-    Args:
-        count: elements of the tensor; of a block where there are blocks of one size.
-        itemsize: bytes of an element.
-        root: a rank, where there is one.
-        lengths: bytes of every rank's block.
-        starts: where every rank's block begins in front (of scatter: in the root's), bytes.
-        sites: label of every rank's site; "" is a site of its own.
-    """
-
-    count: int
-    itemsize: int
-    root: int
-    lengths: Sequence[int]
-    starts: Sequence[int]
-    sites: Sequence[str]
+    count: int  # elements of the tensor; of a block where there are blocks of one size
+    itemsize: int  # bytes of an element
+    root: int  # a rank, where there is one
+    lengths: Sequence[int]  # bytes of every rank's block
+    starts: Sequence[int]  # where every rank's block begins in front (of scatter: in the root's), bytes
+    sites: Sequence[str]  # label of every rank's site; "" is a site of its own
 
     @property
     def nbytes(self) -> int:

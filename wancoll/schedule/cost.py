@@ -57,18 +57,13 @@ SAME = 1 + 1e-9  # times within this factor are equal: only the terms' rounding 
 class LinkCost:
     """What a message costs.
 
-    Args:
-        alpha: seconds for one message over one hop, however short it is.
-        beta: seconds for each byte on one member's uplink or downlink.
-        gamma: seconds of a member's CPU for each message that it sends or receives.
-
     Raises:
         ValueError: a number that is negative or not finite.
     """
 
-    alpha: float
-    beta: float
-    gamma: float = 0.0
+    alpha: float  # seconds for one message over one hop, however short it is
+    beta: float  # seconds for each byte on one member's uplink or downlink
+    gamma: float = 0.0  # seconds of a member's CPU for each message that it sends or receives
 
     def __post_init__(self) -> None:
         if not all(math.isfinite(value) and value >= 0 for value in (self.alpha, self.beta, self.gamma)):
@@ -79,16 +74,12 @@ class LinkCost:
 class Sites:
     """Where the members are, for the hierarchical algorithm.
 
-    Args:
-        sizes: members of each site.
-        inside: cost of links within a site; those between sites have the cost that the functions are given.
-
     Raises:
         ValueError: no site, or an empty one.
     """
 
-    sizes: tuple[int, ...]
-    inside: LinkCost
+    sizes: tuple[int, ...]  # members of each site
+    inside: LinkCost  # cost of links within a site; those between sites have the cost that the functions are given
 
     def __post_init__(self) -> None:
         if not self.sizes or min(self.sizes) < 1:
@@ -225,15 +216,11 @@ def _line(algorithm: str, world_size: int, cost: LinkCost, sites: Sites | None) 
 
 @dataclass(frozen=True, slots=True)
 class _Pipe:
-    """One algorithm of one kind, for worlds above 1.
+    """One algorithm of one kind, for worlds above 1."""
 
-    Args:
-        time: seconds from (seconds that the whole tensor occupies a link, world size, alpha).
-        handled: messages that the busiest member sends and receives, from the world size.
-    """
-
+    # seconds from (seconds that the whole tensor occupies a link, world size, alpha)
     time: Callable[[float, int, float], float]
-    handled: Callable[[int], int]
+    handled: Callable[[int], int]  # messages that the busiest member sends and receives, from the world size
 
 
 def _levels(world_size: int) -> int:

@@ -42,52 +42,33 @@ class Buffer(IntEnum):
 
 
 class Place(NamedTuple):
-    """Where a step's range begins in a buffer.
-
-    Args:
-        buffer: which.
-        offset: bytes, of the range's first element.
-        encoded: whether the bytes are in the codec's wire format there (scratch only).
-    """
+    """Where a step's range begins in a buffer."""
 
     buffer: Buffer
-    offset: int
-    encoded: bool = False
+    offset: int  # bytes, of the range's first element
+    encoded: bool = False  # whether the bytes are in the codec's wire format there (scratch only)
 
 
 class Step(NamedTuple):
-    """One step.
-
-    Args:
-        direction: send, recv or local.
-        action: see Action.
-        start: where the range begins in the whole, bytes of raw elements; both ends of a wire step have the same.
-            Lanes share a range at cuts that depend on it, so it is where the bytes belong in the result if they
-            belong there.
-        length: of the range, bytes of raw elements.
-        peer: the other rank of a wire step.
-        number: counts the wire steps from one rank to another from 0; frames carry it.
-        to: where the result of the step goes (not of a send). On the wire bytes are encoded if they are at their ends.
-        left: what is sent, or the left operand.
-        right: right operand of a local reduction.
-        after: indices of earlier steps of this schedule over the same range, whose progress bounds this one. A recv
-            does not wait for them: bytes that come before they have come as far break the protocol.
-        result: what it writes to back is final and enters the digest.
-        measured: of an encode: the error that it makes is added up for the receipt.
-    """
+    """One step."""
 
     direction: Direction
     action: Action
+    # where the range begins in the whole, bytes of raw elements; both ends of a wire step have the same. Lanes share a
+    # range at cuts that depend on it, so it is where the bytes belong in the result if they belong there.
     start: int
-    length: int
-    peer: int = -1
-    number: int = 0
+    length: int  # of the range, bytes of raw elements
+    peer: int = -1  # the other rank of a wire step
+    number: int = 0  # counts the wire steps from one rank to another from 0; frames carry it
+    # where the result of the step goes (not of a send). On the wire bytes are encoded if they are at their ends.
     to: Place | None = None
-    left: Place | None = None
-    right: Place | None = None
+    left: Place | None = None  # what is sent, or the left operand
+    right: Place | None = None  # right operand of a local reduction
+    # indices of earlier steps of this schedule over the same range, whose progress bounds this one. A recv does not
+    # wait for them: bytes that come before they have come as far break the protocol.
     after: tuple[int, ...] = ()
-    result: bool = False
-    measured: bool = False
+    result: bool = False  # what it writes to back is final and enters the digest
+    measured: bool = False  # of an encode: the error that it makes is added up for the receipt
 
 
 MAX_STEPS = 1 << 16  # of one schedule, as in the engine

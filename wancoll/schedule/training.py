@@ -47,30 +47,19 @@ PRECISIONS = {
 class Job:
     """What is trained.
 
-    Args:
-        parameters: of the whole model.
-        layers: transformer layers, which a pipeline's stages share evenly.
-        hidden: width of a layer.
-        sequence: tokens of a sample.
-        micro_batches: of one step, over all members.
-        micro_batch: samples of each.
-        inner_steps: H, steps between two exchanges of DiLoCo.
-        precision: bytes of a parameter.
-        flops: operations that a device gets done in a second.
-
     Raises:
         ValueError: one of them is below 1.
     """
 
-    parameters: int
-    layers: int
-    hidden: int
-    sequence: int
-    micro_batches: int
-    micro_batch: int
-    inner_steps: int
-    precision: Precision
-    flops: float
+    parameters: int  # of the whole model
+    layers: int  # transformer layers, which a pipeline's stages share evenly
+    hidden: int  # width of a layer
+    sequence: int  # tokens of a sample
+    micro_batches: int  # of one step, over all members
+    micro_batch: int  # samples of each
+    inner_steps: int  # H, steps between two exchanges of DiLoCo
+    precision: Precision  # bytes of a parameter
+    flops: float  # operations that a device gets done in a second
 
     def __post_init__(self) -> None:
         counts = (self.parameters, self.layers, self.hidden, self.sequence)
@@ -99,27 +88,16 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What one way takes of a member.
+    """What one way takes of a member."""
 
-    Args:
-        name: of the way.
-        split: members that share the data, the layers and each layer; their product is the world.
-        state: bytes of weights, gradients and optimizer.
-        activations: bytes, at most.
-        sent: bytes in a step, on the busiest member's uplink.
-        computing: seconds of a step.
-        idle: seconds of a step in the pipeline's bubble.
-        communicating: seconds of a step.
-    """
-
-    name: str
-    split: tuple[int, int, int]
-    state: float
-    activations: float
-    sent: float
-    computing: float
-    idle: float
-    communicating: float
+    name: str  # of the way
+    split: tuple[int, int, int]  # members that share the data, the layers and each layer; their product is the world
+    state: float  # bytes of weights, gradients and optimizer
+    activations: float  # bytes, at most
+    sent: float  # bytes in a step, on the busiest member's uplink
+    computing: float  # seconds of a step
+    idle: float  # seconds of a step in the pipeline's bubble
+    communicating: float  # seconds of a step
 
     @property
     def memory(self) -> float:

@@ -26,38 +26,24 @@ _MOST = 1 << 62  # bytes of a tensor, or of an encoded content: what counts in b
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One tensor.
-
-    Attributes:
-        key: its name.
-        dtype: name of the element type.
-        shape: in elements.
-        nbytes: size.
-        shares: index of an earlier tensor that has the very same memory; -1: it has its own.
-    """
+    """One tensor."""
 
     key: str
-    dtype: str
-    shape: tuple[int, ...]
+    dtype: str  # name of the element type
+    shape: tuple[int, ...]  # in elements
     nbytes: int
-    shares: int = -1
+    shares: int = -1  # index of an earlier tensor that has the very same memory; -1: it has its own
 
     def __str__(self) -> str:
         return f"{self.dtype}{list(self.shape)}"
 
 
 class Thing(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Something that has tensors and plain values, such as a model or an optimizer.
+    """Something that has tensors and plain values, such as a model or an optimizer."""
 
-    Attributes:
-        name: of it; its tensors' keys begin with this and a slash.
-        loose: what it holds may differ from member to member: it takes the state that won as a whole.
-        plain: what it has beside the bytes of its tensors; see plain.py.
-    """
-
-    name: str
-    loose: bool
-    plain: bytes
+    name: str  # of it; its tensors' keys begin with this and a slash
+    loose: bool  # what it holds may differ from member to member: it takes the state that won as a whole
+    plain: bytes  # what it has beside the bytes of its tensors; see plain.py
 
     def holds(self, entry: Entry) -> bool:
         """Whether a tensor is this one's."""
@@ -65,34 +51,21 @@ class Thing(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
 
 class Content(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What a member holds.
+    """What a member holds."""
 
-    Attributes:
-        entries: all tensors, ascending by key.
-        digests: of all stripes in that order, 8 bytes each, little endian.
-        things: what the tensors belong to; empty: to a plain mapping.
-    """
-
-    entries: tuple[Entry, ...]
-    digests: bytes
-    things: tuple[Thing, ...] = ()
+    entries: tuple[Entry, ...]  # all tensors, ascending by key
+    digests: bytes  # of all stripes in that order, 8 bytes each, little endian
+    things: tuple[Thing, ...] = ()  # what the tensors belong to; empty: to a plain mapping
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What is compared first, of fixed size.
+    """What is compared first, of fixed size."""
 
-    Attributes:
-        revision: of the state.
-        strategy: of the member.
-        fingerprint: of the content; equal ones mean equal bytes in equal tensors.
-        nbytes: size of the encoded content.
-    """
-
-    revision: int
-    strategy: str
-    fingerprint: bytes
-    nbytes: int
+    revision: int  # of the state
+    strategy: str  # of the member
+    fingerprint: bytes  # of the content; equal ones mean equal bytes in equal tensors
+    nbytes: int  # size of the encoded content
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,17 +31,11 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class RoundReport:
-    """What a member says before a round.
+    """What a member says before a round."""
 
-    Attributes:
-        missing: numbers of the stripes that it still lacks.
-        bad: members from which something did not come, or not right.
-        problem: why it gives up; empty: it does not.
-    """
-
-    missing: frozenset[int]
-    bad: frozenset[str] = frozenset()
-    problem: str = ""
+    missing: frozenset[int]  # numbers of the stripes that it still lacks
+    bad: frozenset[str] = frozenset()  # members from which something did not come, or not right
+    problem: str = ""  # why it gives up; empty: it does not
 
 
 def report_bytes(stripes: int, members: int) -> int:

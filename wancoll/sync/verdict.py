@@ -16,40 +16,24 @@ _CALL = "sync_state"
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Which state wins.
+    """Which state wins."""
 
-    Attributes:
-        member: the first in rank order that has it and votes.
-        revision: of it.
-        holders: names of all that have it and vote, in rank order.
-        differing: names of the members that have another content, in rank order.
-    """
-
-    member: str
-    revision: int
-    holders: tuple[str, ...]
-    differing: tuple[str, ...]
+    member: str  # the first in rank order that has it and votes
+    revision: int  # of it
+    holders: tuple[str, ...]  # names of all that have it and vote, in rank order
+    differing: tuple[str, ...]  # names of the members that have another content, in rank order
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What there is to move.
+    """What there is to move."""
 
-    Attributes:
-        entries: the tensors, which all members have alike.
-        stripes: their stripes.
-        digests: of the winning state's stripes, 8 bytes each.
-        missing: per member, the numbers of its stripes that differ.
-        silent: members that send nothing.
-        things: of the winning state.
-    """
-
-    entries: tuple[Entry, ...]
-    stripes: tuple[Stripe, ...]
-    digests: bytes
-    missing: Mapping[str, frozenset[int]]
-    silent: frozenset[str]
-    things: tuple[Thing, ...] = ()
+    entries: tuple[Entry, ...]  # the tensors, which all members have alike
+    stripes: tuple[Stripe, ...]  # their stripes
+    digests: bytes  # of the winning state's stripes, 8 bytes each
+    missing: Mapping[str, frozenset[int]]  # per member, the numbers of its stripes that differ
+    silent: frozenset[str]  # members that send nothing
+    things: tuple[Thing, ...] = ()  # of the winning state
 
     def digest(self, stripe: int) -> int:
         """The right one of a stripe."""

@@ -118,23 +118,14 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """For the order and the plan of an epoch that begins now.
+    """For the order and the plan of an epoch that begins now."""
 
-    Args:
-        measures: what is known of paths.
-        members: in their present order.
-        before: the plan that they have.
-        bad_pairs: of mids that cannot reach each other.
-        now: seconds, on the clock of *before*.
-        free: new connections and links cost nothing now.
-    """
-
-    measures: Measures
-    members: Sequence[Member]
-    before: Planned | None
-    bad_pairs: Collection[tuple[int, int]]
-    now: float
-    free: bool
+    measures: Measures  # what is known of paths
+    members: Sequence[Member]  # in their present order
+    before: Planned | None  # the plan that they have
+    bad_pairs: Collection[tuple[int, int]]  # of mids that cannot reach each other
+    now: float  # seconds, on the clock of *before*
+    free: bool  # new connections and links cost nothing now
 
 
 # What propose() does: quadratic work at least. The master's step is handed it, since its own work is to be bounded.

@@ -70,17 +70,11 @@ def ring_order(order: Sequence[int], bad: Collection[tuple[int, int]]) -> list[i
 
 
 class Ring(NamedTuple):
-    """A ring and what it is worth.
+    """A ring and what it is worth."""
 
-    Args:
-        order: members in rank order; each sends to the next, the last to the first.
-        bottleneck: bandwidth of its slowest edge, inf for one member alone.
-        latency: sum over its edges.
-    """
-
-    order: tuple[int, ...]
-    bottleneck: float
-    latency: float
+    order: tuple[int, ...]  # members in rank order; each sends to the next, the last to the first
+    bottleneck: float  # bandwidth of its slowest edge, inf for one member alone
+    latency: float  # sum over its edges
 
 
 def rate(order: Sequence[int], bandwidth: Matrix, latency: Matrix) -> Ring:

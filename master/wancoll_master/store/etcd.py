@@ -62,23 +62,14 @@ class TxnAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Where etcd is, and as whom it is asked.
+    """Where etcd is, and as whom it is asked."""
 
-    Attributes:
-        endpoints: URLs of its members.
-        ca: PEM file of the authorities that its members' certificates are of; "": those of the system.
-        cert: PEM file of this client's; "": none.
-        key: of its key, where *cert* does not hold it.
-        user: of etcd; "": none.
-        password: of that.
-    """
-
-    endpoints: Sequence[str]
-    ca: str = ""
-    cert: str = ""
-    key: str = ""
-    user: str = ""
-    password: str = field(default="", repr=False)
+    endpoints: Sequence[str]  # URLs of its members
+    ca: str = ""  # PEM file of the authorities that its members' certificates are of; "": those of the system
+    cert: str = ""  # PEM file of this client's; "": none
+    key: str = ""  # of its key, where *cert* does not hold it
+    user: str = ""  # of etcd; "": none
+    password: str = field(default="", repr=False)  # of that
 
     @classmethod
     def of(cls, config: EtcdConfig) -> Access:

@@ -37,21 +37,13 @@ _KEEP = "let masters that run run: the one that led last writes it back; if it h
 
 @dataclass(frozen=True, slots=True)
 class SharedTrust:
-    """The trust of masters that share an etcd.
+    """The trust of masters that share an etcd."""
 
-    Attributes:
-        prefix: of all its keys in etcd.
-        seal: opens them.
-        id: of this authority; where it was dropped at once there is more after a dot, for the next one's rows.
-        rotation: the same for all masters, as it was when it was read.
-        revision: of etcd, when that was written.
-    """
-
-    prefix: str
-    seal: Seal
-    id: str
-    rotation: Rotation[Authority]
-    revision: int = 0
+    prefix: str  # of all its keys in etcd
+    seal: Seal  # opens them
+    id: str  # of this authority; where it was dropped at once there is more after a dot, for the next one's rows
+    rotation: Rotation[Authority]  # the same for all masters, as it was when it was read
+    revision: int = 0  # of etcd, when that was written
 
     async def newer(self, etcd: Etcd) -> SharedTrust | None:
         """Return the trust as it is now; None: it has not changed.

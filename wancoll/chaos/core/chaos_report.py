@@ -28,39 +28,22 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """All that a run knows at its end; times are on one clock.
+    """All that a run knows at its end; times are on one clock."""
 
-    Attributes:
-        command: that does it again.
-        started: when the faults began.
-        stopped: when they ended.
-        quiet: (from, to) of the same workload without faults.
-        commits: in order, those of the quiet time included.
-        faults: in order.
-        violations: in order.
-        calls: how many calls ended how: "committed", or the error's class.
-        lives: (member, from, to) of each membership.
-        resources: what processes held before and after.
-        events: the master's event log: (time, epoch, kind, text).
-        gaps: the long times without a commit, the longest first.
-        stalled: seconds for which this machine let a process wait that could run, in all.
-        secure: whether all went over TLS.
-    """
-
-    command: str
-    started: float
-    stopped: float
-    quiet: tuple[float, float]
-    commits: Sequence[Commit]
-    faults: Sequence[Injected]
-    violations: Sequence[Violation]
-    calls: Counter[str]
-    lives: Sequence[tuple[str, float, float]]
-    resources: dict[str, dict[str, dict[str, int]]]
-    events: Sequence[tuple[float, int, str, str]]
-    gaps: Sequence[Gap]
-    stalled: float
-    secure: bool = False
+    command: str  # that does it again
+    started: float  # when the faults began
+    stopped: float  # when they ended
+    quiet: tuple[float, float]  # (from, to) of the same workload without faults
+    commits: Sequence[Commit]  # in order, those of the quiet time included
+    faults: Sequence[Injected]  # in order
+    violations: Sequence[Violation]  # in order
+    calls: Counter[str]  # how many calls ended how: "committed", or the error's class
+    lives: Sequence[tuple[str, float, float]]  # (member, from, to) of each membership
+    resources: dict[str, dict[str, dict[str, int]]]  # what processes held before and after
+    events: Sequence[tuple[float, int, str, str]]  # the master's event log: (time, epoch, kind, text)
+    gaps: Sequence[Gap]  # the long times without a commit, the longest first
+    stalled: float  # seconds for which this machine let a process wait that could run, in all
+    secure: bool = False  # whether all went over TLS
 
 
 def recoveries(faults: Sequence[Injected], commits: Sequence[Commit]) -> list[tuple[Injected, float]]:

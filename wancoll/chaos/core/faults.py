@@ -36,31 +36,18 @@ LOSE_JOURNALS = ("master_full_disk", "master_lost_journal")
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault.
+    """One fault."""
 
-    Attributes:
-        number: counts from 1.
-        at: seconds from the start.
-        kind: of KINDS.
-        slot: whose daemon or client; MASTER_SLOT.
-        other: the other end of a link, else -1.
-        seconds: until it is healed, or what was killed is started again.
-        lane: of the link; -1: all.
-        point: failpoint, with the kinds that have one.
-        action: "kill" or "pause" at the failpoint.
-        amount: delay: seconds; slow: bytes per second; truncate: bytes until then; join_storm: clients.
-    """
-
-    number: int
-    at: float
-    kind: str
-    slot: int
-    other: int = -1
-    seconds: float = 0.0
-    lane: int = -1
-    point: str = ""
-    action: str = "kill"
-    amount: float = 0.0
+    number: int  # counts from 1
+    at: float  # seconds from the start
+    kind: str  # of KINDS
+    slot: int  # whose daemon or client; MASTER_SLOT
+    other: int = -1  # the other end of a link, else -1
+    seconds: float = 0.0  # until it is healed, or what was killed is started again
+    lane: int = -1  # of the link; -1: all
+    point: str = ""  # failpoint, with the kinds that have one
+    action: str = "kill"  # "kill" or "pause" at the failpoint
+    amount: float = 0.0  # delay: seconds; slow: bytes per second; truncate: bytes until then; join_storm: clients
 
     def __str__(self) -> str:
         if self.kind == "join_storm":
@@ -80,31 +67,18 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a schedule is drawn for.
+    """What a schedule is drawn for."""
 
-    Attributes:
-        peers: members that are always to come back; their slots are 0 to peers - 1.
-        seconds: of the run; the last faults start early enough to be seen.
-        interval: least and most seconds between two faults.
-        kinds: that may be drawn.
-        lanes: of a link.
-        keep: members that are left alone at any time.
-        master_every: seconds between kills of the master beside the drawn ones; 0: none.
-        heartbeat_timeout: seconds; stops are shorter or longer than that.
-        points: failpoints of daemons.
-        master_points: of the master.
-    """
-
-    peers: int
-    seconds: float
-    interval: tuple[float, float] = (0.5, 2.0)
-    kinds: tuple[str, ...] = tuple(KINDS)
-    lanes: int = 2
-    keep: int = 2
-    master_every: float = 30.0
-    heartbeat_timeout: float = 3.0
-    points: tuple[str, ...] = ()
-    master_points: tuple[str, ...] = ()
+    peers: int  # members that are always to come back; their slots are 0 to peers - 1
+    seconds: float  # of the run; the last faults start early enough to be seen
+    interval: tuple[float, float] = (0.5, 2.0)  # least and most seconds between two faults
+    kinds: tuple[str, ...] = tuple(KINDS)  # that may be drawn
+    lanes: int = 2  # of a link
+    keep: int = 2  # members that are left alone at any time
+    master_every: float = 30.0  # seconds between kills of the master beside the drawn ones; 0: none
+    heartbeat_timeout: float = 3.0  # seconds; stops are shorter or longer than that
+    points: tuple[str, ...] = ()  # failpoints of daemons
+    master_points: tuple[str, ...] = ()  # of the master
 
 
 def draw(chance: Callable[[], float], shape: Shape) -> tuple[Fault, ...]:

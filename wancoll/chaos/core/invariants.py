@@ -38,25 +38,15 @@ class Violation:
 
 @dataclass(slots=True)
 class Injected:
-    """A fault, and when it was there.
+    """A fault, and when it was there."""
 
-    Attributes:
-        fault: as it was drawn, with the slots that were really hit.
-        armed: when it was prepared: nothing can have come of it before.
-        began: when it was there.
-        ended: when it was healed, or what was killed had been started again; inf: not yet.
-        hit: whether it found something to break.
-        phase: what its target was doing.
-        note: why it did not hit, for people.
-    """
-
-    fault: Fault
-    armed: float
-    began: float = 0.0
-    ended: float = float("inf")
-    hit: bool = False
-    phase: str = ""
-    note: str = ""
+    fault: Fault  # as it was drawn, with the slots that were really hit
+    armed: float  # when it was prepared: nothing can have come of it before
+    began: float = 0.0  # when it was there
+    ended: float = float("inf")  # when it was healed, or what was killed had been started again; inf: not yet
+    hit: bool = False  # whether it found something to break
+    phase: str = ""  # what its target was doing
+    note: str = ""  # why it did not hit, for people
 
 
 @dataclass(frozen=True, slots=True)

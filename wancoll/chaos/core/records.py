@@ -7,37 +7,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """One call and what became of it. Times are of the machine's monotonic clock, in seconds.
+    """One call and what became of it. Times are of the machine's monotonic clock, in seconds."""
 
-    Attributes:
-        what: for people.
-        kind: of the collective.
-        nbytes: of the tensor that the caller gave.
-        begun: when it was called.
-        ended: when its outcome was known.
-        epoch: that committed it, or that the caller knew when it failed.
-        seq: 0 where it failed.
-        contributors: names in rank order.
-        result: digest of the receipt where all members have the same result, and of the caller's bytes.
-        error: class of what was raised, "" if it committed.
-        text: of what was raised.
-        wrong: what is wrong with the values afterwards, "" if nothing is.
-        may_abort: whether a lost member may end it with OperationAborted.
-    """
-
-    what: str
-    kind: str
-    nbytes: int
-    begun: float
-    ended: float
-    epoch: int
-    seq: int = 0
-    contributors: tuple[str, ...] = ()
-    result: str = ""
-    error: str = ""
-    text: str = ""
-    wrong: str = ""
-    may_abort: bool = False
+    what: str  # for people
+    kind: str  # of the collective
+    nbytes: int  # of the tensor that the caller gave
+    begun: float  # when it was called
+    ended: float  # when its outcome was known
+    epoch: int  # that committed it, or that the caller knew when it failed
+    seq: int = 0  # 0 where it failed
+    contributors: tuple[str, ...] = ()  # names in rank order
+    result: str = ""  # digest of the receipt where all members have the same result, and of the caller's bytes
+    error: str = ""  # class of what was raised, "" if it committed
+    text: str = ""  # of what was raised
+    wrong: str = ""  # what is wrong with the values afterwards, "" if nothing is
+    may_abort: bool = False  # whether a lost member may end it with OperationAborted
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,37 +25,21 @@ _LARGEST = {  # up to which integers are exact; wrapped ones always are
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One call, or several at a time, that all members make.
+    """One call, or several at a time, that all members make."""
 
-    Attributes:
-        number: of the step.
-        kind: all_reduce, all_gather, reduce_scatter, all_to_all, broadcast or barrier.
-        dtype: numpy's name.
-        op: of what reduces.
-        count: elements of the tensor, or of one member's block.
-        codec: "none" or "int8".
-        algorithm: "auto" mostly.
-        depth: calls under way at the same time.
-        in_place: whether the result replaces the tensor (all_reduce).
-        on_failure: "retry" or "raise".
-        base: member i contributes base**i, times the pattern if there is room for it.
-        patterned: whether there is.
-        root: draws the root among those who took part in what was committed last.
-    """
-
-    number: int
-    kind: str
-    dtype: str
-    op: str
-    count: int
-    codec: str
-    algorithm: str
-    depth: int
-    in_place: bool
-    on_failure: str
-    base: int
-    patterned: bool
-    root: int
+    number: int  # of the step
+    kind: str  # all_reduce, all_gather, reduce_scatter, all_to_all, broadcast or barrier
+    dtype: str  # numpy's name
+    op: str  # of what reduces
+    count: int  # elements of the tensor, or of one member's block
+    codec: str  # "none" or "int8"
+    algorithm: str  # "auto" mostly
+    depth: int  # calls under way at the same time
+    in_place: bool  # whether the result replaces the tensor (all_reduce)
+    on_failure: str  # "retry" or "raise"
+    base: int  # member i contributes base**i, times the pattern if there is room for it
+    patterned: bool  # whether there is
+    root: int  # draws the root among those who took part in what was committed last
 
     def __str__(self) -> str:
         text = f"step {self.number}: {self.kind}({self.count} x {self.dtype}, {self.op}, codec {self.codec}"

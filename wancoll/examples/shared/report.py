@@ -13,23 +13,14 @@ from wancoll.units import format_bytes
 
 @dataclass(slots=True)
 class Report:
-    """What one rank found out.
+    """What one rank found out."""
 
-    Attributes:
-        losses: of each step, over the whole batch.
-        sent: bytes that this rank sent in a step, measured.
-        sent_formula: the same by the textbook, and as text.
-        memory: bytes of weights, gradients and optimizer, as this rank held them.
-        memory_formula: the same by the textbook.
-        rows: more of the table: name, measured, textbook.
-    """
-
-    losses: list[float]
-    sent: float
-    sent_formula: tuple[float, str]
-    memory: tuple[float, float, float]
-    memory_formula: tuple[float, float, float]
-    rows: list[tuple[str, str, str]] = field(default_factory=list)
+    losses: list[float]  # of each step, over the whole batch
+    sent: float  # bytes that this rank sent in a step, measured
+    sent_formula: tuple[float, str]  # the same by the textbook, and as text
+    memory: tuple[float, float, float]  # bytes of weights, gradients and optimizer, as this rank held them
+    memory_formula: tuple[float, float, float]  # the same by the textbook
+    rows: list[tuple[str, str, str]] = field(default_factory=list)  # more of the table: name, measured, textbook
 
 
 def show(title: str, report: Report, alone: Sequence[float], options: Options, world: int) -> bool:

@@ -16,21 +16,13 @@ class Bins(NamedTuple):
 
 
 class Spec(NamedTuple):
-    """A metric.
+    """A metric."""
 
-    Args:
-        name: as it is told, "_total" included.
-        kind: of Prometheus.
-        help: one sentence.
-        labels: their names.
-        buckets: upper bounds of a histogram.
-    """
-
-    name: str
-    kind: Literal["counter", "gauge", "histogram"]
-    help: str
-    labels: tuple[str, ...] = ()
-    buckets: tuple[float, ...] = ()
+    name: str  # as it is told, "_total" included
+    kind: Literal["counter", "gauge", "histogram"]  # of Prometheus
+    help: str  # one sentence
+    labels: tuple[str, ...] = ()  # their names
+    buckets: tuple[float, ...] = ()  # upper bounds of a histogram
 
 
 class Family(NamedTuple):

@@ -39,18 +39,12 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 class Answer(msgspec.Struct):
-    """What rank 0 tells the others.
+    """What rank 0 tells the others."""
 
-    Args:
-        run: part of the names of this run's groups.
-        masters: addresses of one master, of which any may be the right one here; none: there is a daemon at
-            WANCOLL_SOCKET.
-        token: to join rank 0's own master with, for this run; "": it needs none, or each rank has WANCOLL_JOIN.
-    """
-
-    run: str
+    run: str  # part of the names of this run's groups
+    # addresses of one master, of which any may be the right one here; none: there is a daemon at WANCOLL_SOCKET
     masters: list[str]
-    token: str = ""
+    token: str = ""  # to join rank 0's own master with, for this run; "": it needs none, or each rank has WANCOLL_JOIN
 
 
 class Cluster:

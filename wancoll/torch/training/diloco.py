@@ -68,19 +68,12 @@ class OuterStep:
 
 @dataclass(slots=True, eq=False)
 class _Fragment:
-    """A part of the model, and what is known of it.
+    """A part of the model, and what is known of it."""
 
-    Args:
-        name: of its residual.
-        parameters: of the model.
-        outer: the same on all members, float32, flat, on the CPU.
-        velocity: of the outer optimizer.
-    """
-
-    name: str
-    parameters: list[torch.nn.Parameter]
-    outer: torch.Tensor
-    velocity: torch.Tensor
+    name: str  # of its residual
+    parameters: list[torch.nn.Parameter]  # of the model
+    outer: torch.Tensor  # the same on all members, float32, flat, on the CPU
+    velocity: torch.Tensor  # of the outer optimizer
     tokens: float = 0.0  # that this member has trained on since the fragment's last outer step began
     buffer: torch.Tensor | None = None  # in the arena: a place for each member's tokens, then the values
     work: Work | None = None  # under way

@@ -363,33 +363,19 @@ class ElasticDataParallel(nn.Module):
 
 @dataclass(slots=True)
 class _Step:
-    """A backward's operations.
+    """A backward's operations."""
 
-    Attributes:
-        buckets: of the wrapper.
-        weight: of this member.
-        begun_again: an exception interrupted an earlier backward of it.
-        computed: its backward has come to its end, so that what has no gradient now has none.
-        todo: numbers of the buckets to reduce in this round.
-        posted: buckets below this number are.
-        works: of this round, by bucket.
-        marked: the marks are posted, so that all of this round is.
-        rounds: so far, this one too.
-        residuals: what error feedback held before.
-        receipts: of the buckets, from the round that reduced them last.
-    """
-
-    buckets: Sequence[_Bucket]
-    weight: float
-    begun_again: bool = False
-    computed: bool = False
-    todo: list[int] = field(init=False)
-    posted: int = 0
-    works: dict[int, Work] = field(default_factory=dict)
-    marked: bool = False
-    rounds: int = 1
-    residuals: dict[str, Any] = field(default_factory=dict)
-    receipts: dict[int, Receipt] = field(default_factory=dict)
+    buckets: Sequence[_Bucket]  # of the wrapper
+    weight: float  # of this member
+    begun_again: bool = False  # an exception interrupted an earlier backward of it
+    computed: bool = False  # its backward has come to its end, so that what has no gradient now has none
+    todo: list[int] = field(init=False)  # numbers of the buckets to reduce in this round
+    posted: int = 0  # buckets below this number are
+    works: dict[int, Work] = field(default_factory=dict)  # of this round, by bucket
+    marked: bool = False  # the marks are posted, so that all of this round is
+    rounds: int = 1  # so far, this one too
+    residuals: dict[str, Any] = field(default_factory=dict)  # what error feedback held before
+    receipts: dict[int, Receipt] = field(default_factory=dict)  # of the buckets, from the round that reduced them last
     bytes_sent: int = 0
     seconds: float = 0.0
 
