@@ -16,11 +16,7 @@ _LEAST_KEPT_BYTES = 128 * 1024  # of a connection that breaks among very many: m
 
 
 class Connections:
-    """All control connections of one master, by the number that the state machine knows.
-
-    Args:
-        limits: how many bytes may wait in all queues together, and how many are kept to be sent again.
-    """
+    """All control connections of one master, by the number that the state machine knows."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits

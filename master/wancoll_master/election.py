@@ -84,15 +84,9 @@ class _Reign:
 
 
 class Election:
-    """Decides which of several masters leads.
+    """Decides which of several masters leads. Standbys name *address* to others while this master leads.
 
-    Args:
-        config: of etcd.
-        server: leads when it is told to.
-        address: "host:port" that standbys name to others while this master leads.
-        gate: who is let in, by what *trust* has; None: nobody asks it for certificates.
-        trust: shared with the other masters.
-        tell: is told a token for daemons to join with, where there is none that is good.
+    *trust* is what the masters share; *tell* is told a token for daemons to join with where there is none that is good.
     """
 
     def __init__(

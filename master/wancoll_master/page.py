@@ -30,12 +30,10 @@ _FILES = {
 
 
 class Page:
-    """Serves the live page.
+    """Serves the live page to who shows the *token*, as password or bearer; "": to all, under a name of loopback only.
 
-    Args:
-        look: gives the sections as they are now, each made when it is taken; None is a pause.
-        listeners: closed by who opened them.
-        token: that who looks has to show, as password or bearer; "": none, and only under a name of loopback.
+    *look* gives the sections as they are now, each made when it is taken; None is a pause. Who opened the *listeners*
+    closes them.
     """
 
     def __init__(

@@ -47,13 +47,8 @@ async def serve(
 ) -> None:
     """Run a master until cancelled; then every peer is told Bye. Started value: the bound "host:port"s.
 
-    Args:
-        config: settings.
-        tell: is told a token for daemons to join with, before the start, where there is a new one.
-        task_status: of trio.
-
-    Raises:
-        ConfigError: the address, the journal or etcd's URLs cannot be used.
+    *tell* is told a token for daemons to join with, before the start, where there is a new one. Raises ConfigError: the
+    address, the journal or etcd's URLs cannot be used.
     """
     try:
         if config.etcd is not None:
@@ -111,11 +106,7 @@ async def serve(
 
 
 def _hold(config: MasterConfig, holding: contextlib.ExitStack) -> None:
-    """Its state folder is this master's alone, where keys are in it, or will be.
-
-    Raises:
-        ConfigError: another master has it, or it cannot be used.
-    """
+    """Hold the state folder for this master alone, if keys are in it, or will be. Raises ConfigError: it cannot."""
     admin = os.path.join(config.state, f"{ADMIN}.pem")
     if not config.state or not (config.secure or os.path.exists(admin)):
         return
@@ -163,11 +154,7 @@ def _port(
 
 
 def _listeners_of_page(config: MasterConfig) -> list[socket.socket]:
-    """None where it is not wanted.
-
-    Raises:
-        ConfigError: see guarded(); or a package is missing.
-    """
+    """None where it is not wanted. Raises ConfigError: see guarded(); or a package is missing."""
     if not config.page:
         return []
     try:

@@ -97,10 +97,7 @@ class Reign(Protocol):
 class Server:
     """Leads or stands by; apply() is the one place that steps the state machine, and it never waits.
 
-    Args:
-        config: settings.
-        journal: open; keeps the event log.
-        gate: who is let in, over TLS; None: everybody, in clear.
+    The *journal* is open, and keeps the event log. Without a *gate* everybody is let in, in clear.
     """
 
     def __init__(self, config: MasterConfig, journal: Journal, gate: Gate | None = None) -> None:
@@ -538,11 +535,7 @@ class Server:
         self._identities[number] = found
 
     def _at_the_gate(self, number: int, connection: Stream, message: m.FromPeer) -> bool:
-        """Whether it is about trust, and so the gate's, which has dealt with it.
-
-        Raises:
-            ProtocolError: it may not be said.
-        """
+        """Whether it is about trust, and the gate has dealt with it. Raises ProtocolError: it may not be said."""
         if not isinstance(message, m.AboutTrust):
             return False
         if self._gate is None:

@@ -27,12 +27,9 @@ _KEPT = 64  # answers, of identities that are for different groups
 
 
 class Statuses:
-    """Makes the answers, from the state as it is.
+    """Makes the answers, from the state as it is, the journal's events and *of_shell*, the shell's numbers by name.
 
-    Args:
-        journal: keeps the event log.
-        of_shell: what the shell counts: numbers by name.
-        rotation: where the authority's rotation stands and until when; ("", 0.0): none.
+    *rotation*: where the authority's rotation stands and until when; ("", 0.0): none.
     """
 
     def __init__(

@@ -60,12 +60,7 @@ class ChaosOptions:
 
 
 class ChaosRun:
-    """One chaos run. Made anew for each run; do() is called once, in the main thread.
-
-    Args:
-        options: what to do.
-        say: is given the lines that say how it goes.
-    """
+    """One chaos run; *say* is given lines about it. Made anew for each; do() is called once, in the main thread."""
 
     def __init__(self, options: ChaosOptions, say: Callable[[str], None]) -> None:
         self.options, self._say_line = options, say
@@ -93,11 +88,7 @@ class ChaosRun:
         self._clock = time.time() - time.monotonic()
 
     def do(self) -> Findings:
-        """Run it all.
-
-        Raises:
-            WancollError: the cluster did not even start.
-        """
+        """Run it all. Raises WancollError: the cluster did not even start."""
         options = self.options
         with contextlib.ExitStack() as stack:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="wancoll-chaos-"))

@@ -27,12 +27,7 @@ class Client:
 
 
 class Clients:
-    """The clients of a run, by slot. Faults start and kill clients in threads of their own; the main thread hears them.
-
-    Args:
-        cluster: whose daemons they use.
-        settings: of all of them.
-    """
+    """The clients of a run, by slot. Faults start and kill them in threads of their own; the main thread hears them."""
 
     def __init__(self, cluster: Cluster, settings: Settings) -> None:
         self._cluster, self._settings = cluster, settings

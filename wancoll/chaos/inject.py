@@ -28,16 +28,10 @@ _PHASES = {  # words of what a member's daemon says that it waits for
 
 
 class Injector:
-    """Carry out faults, each in a thread, and heal what they broke.
+    """Carry out faults, each in a thread, and heal what they broke; at once when *stopping* is set, since the run ends.
 
-    Args:
-        cluster: to break.
-        proxies: of its daemons.
-        crew: its clients.
-        neighbour: right neighbour in the ring of a slot's member, -1: not known.
-        stopping: set when the run ends: what waits to be healed is healed at once.
-        peers: members that are to come back.
-        keep: members that are to be whole at any time.
+    *neighbour* gives the right neighbour in the ring of a slot's member, -1: not known. *peers* members are to come
+    back, and *keep* are to be whole at any time.
     """
 
     twins: frozenset[int] = frozenset()  # daemons that only were somebody's twin

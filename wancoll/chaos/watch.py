@@ -48,12 +48,7 @@ class _Watch:
 
 
 class StatusWatch(_Watch):
-    """Asks the master how its group is.
-
-    Args:
-        cluster: whose master.
-        daemons: how many there are; those of further slots are not known by their members' names.
-    """
+    """Asks the master how its group is; of slots from *daemons* on members are not known by their names."""
 
     def __init__(self, cluster: Cluster, daemons: int) -> None:
         super().__init__(_STATUS_EVERY)
@@ -82,11 +77,7 @@ class StatusWatch(_Watch):
 
 
 class StallWatch(_Watch):
-    """Measures for how long processes that could run have to wait for a processor, or stand still, this one with them.
-
-    Args:
-        pids: gives the processes to look at.
-    """
+    """Measures how long processes that could run wait for a processor, or stand still, this one with them."""
 
     def __init__(self, pids: Callable[[], Iterable[int]]) -> None:
         super().__init__(_STALLS_EVERY)

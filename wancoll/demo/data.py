@@ -32,15 +32,9 @@ class Digits:
 
 
 def check_extra(who: str = "wancoll demo", extras: str = "demo", **needed: str) -> None:
-    """Say what to install where a demo's packages are missing.
+    """Raise ConfigError with what to install for *who*, the command, where a demo's packages are missing.
 
-    Args:
-        who: the command.
-        extras: that have the packages.
-        needed: module -> "package (what for)"; matplotlib is, by all.
-
-    Raises:
-        ConfigError: one is not installed.
+    *extras* have the packages. *needed*: module -> "package (what for)"; matplotlib is, by all.
     """
     needed["matplotlib"] = "matplotlib (the picture)"
     missing = [words.split()[0] for module, words in needed.items() if importlib.util.find_spec(module) is None]

@@ -33,15 +33,9 @@ def first_parameters(seed: int) -> Array:
 
 
 def loss_and_gradient(parameters: Array, images: Array, labels: Array) -> tuple[float, Array]:
-    """Summed over the samples, not averaged: sums of shards add up to the sum of the batch.
+    """Cross entropy and its gradient (flat), summed over the n samples, which may be 0: sums of shards add up.
 
-    Args:
-        parameters: flat vector of PARAMETERS elements.
-        images: (n, 64), of the same dtype; n may be 0.
-        labels: (n,), integers from 0 to 9.
-
-    Returns:
-        The cross entropy and its gradient (flat, same dtype), both summed.
+    Images are (n, 64) of the parameters' dtype, labels integers from 0 to 9.
     """
     w1, b1, w2, b2 = layers(parameters)
     hidden = np.maximum(images @ w1 + b1, 0)
@@ -71,11 +65,7 @@ def accuracy(parameters: Array, images: Array, labels: Array) -> float:
 
 
 class Replica:
-    """What every member holds a copy of: parameters, momentum and the number of steps that were applied.
-
-    Args:
-        seed: of the first parameters.
-    """
+    """What every member holds a copy of: parameters (the first by *seed*), momentum and the number of steps applied."""
 
     def __init__(self, seed: int) -> None:
         self.step = 0

@@ -14,12 +14,7 @@ _LINES = 10  # of plain progress in a whole run
 
 
 class Show:
-    """Lines, some a run.
-
-    Args:
-        console: where to.
-        steps: of the whole run.
-    """
+    """Lines, some a run."""
 
     def __init__(self, console: Console, steps: int) -> None:
         self._console, self._steps = console, steps

@@ -76,13 +76,7 @@ class Run:
 
 
 def train(options: Options, rate: float, console: Console) -> list[Run]:
-    """Train in all WAYS, one after the other, and say what happens.
-
-    Args:
-        options: of the examples.
-        rate: bytes per second that a link carries, each way.
-        console: where to.
-    """
+    """Train in all WAYS, one after the other, and say what happens; links carry *rate* bytes per second, each way."""
     runs = []
     for name, way in WAYS.items():
         console.print(f"\n{name}")

@@ -81,15 +81,10 @@ def train(
 def take_part(
     socket: str, name: str, start_world: int, course: Course, wait_before: tuple[int, ...], spoil: bool
 ) -> None:
-    """One member. It tells the demo what it does.
+    """One member, by its machine's daemon at *socket*. It tells the demo what it does.
 
-    Args:
-        socket: of this machine's peer daemon.
-        name: of the member.
-        start_world: members at the start; one less may go on.
-        course: what is trained.
-        wait_before: steps before which it waits for word; 0: before it connects.
-        spoil: flip one bit of the parameters at the end (a test).
+    *start_world*: members at the start; one less may go on. *wait_before*: steps before which it waits for word; 0:
+    before it connects. *spoil*: flip one bit of the parameters at the end (a test).
     """
     digits, replica = data.load(course.digits), Replica(course.seed)
     begun: list[int] = []

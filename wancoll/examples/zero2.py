@@ -23,9 +23,7 @@ from wancoll.examples.shared.text import batch, text
 class Layer:
     """A part of the model: its weights in one tensor, and this rank's shard of them and of their gradients.
 
-    Args:
-        part: of the model.
-        ready: called when all gradients of the part are there.
+    *ready* is called when all gradients of the part are there.
     """
 
     def __init__(self, part: nn.Module, rank: int, world: int, ready: Callable[[Layer], None]) -> None:

@@ -14,13 +14,8 @@ _LEAST_TOKEN = 16  # characters
 def guarded(where: str, token: str, what: str) -> list[socket.socket]:
     """Listeners for what is told to all of this machine, and beyond it to who shows a token: one rule for all such.
 
-    Args:
-        where: "host:port".
-        token: "": none.
-        what: of the option, such as "metrics"; its token is in WANCOLL_METRICS_TOKEN.
-
-    Raises:
-        ConfigError: the address cannot be used, or others could read there, and no token keeps them off.
+    *what* is the option's name, such as "metrics". Raises ConfigError: the address *where* cannot be used, or others
+    could read there, and no token (WANCOLL_METRICS_TOKEN) keeps them off.
     """
     variable = f"WANCOLL_{what.upper()}_TOKEN"
     if token and (len(token) < _LEAST_TOKEN or not token.isascii() or not token.isprintable() or " " in token):

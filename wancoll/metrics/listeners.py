@@ -9,12 +9,7 @@ from wancoll.metrics.guard import guarded
 
 
 def listeners(where: str, token: str) -> list[socket.socket]:
-    """For `--metrics WHERE`; none where that is "".
-
-    Raises:
-        ConfigError: the address cannot be used; or others could read there, and no token keeps them off; or a package
-            is missing.
-    """
+    """For `--metrics WHERE`; none where that is "". Raises ConfigError: see guarded(); or a package is missing."""
     if not where:
         return []
     try:

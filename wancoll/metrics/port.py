@@ -38,12 +38,9 @@ class Source:
 
 
 class MetricsPort:
-    """Answers GET /metrics, /healthz and /readyz.
+    """Answers GET /metrics, /healthz and /readyz. Who opened the *listeners* closes them.
 
-    Args:
-        source: whom it tells of.
-        listeners: closed by who opened them.
-        token: that a reader of /metrics has to show; "": none, and only under a name of loopback.
+    A reader of /metrics shows the *token*; "": anybody may read, under a name of loopback only.
     """
 
     def __init__(self, source: Source, listeners: list[socket.socket], token: str = "") -> None:

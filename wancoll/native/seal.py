@@ -117,11 +117,7 @@ class Sealed:
         return bool(lib.wc_tls_expired(self._live))
 
     def read(self, most: int) -> bytes | None:
-        """Some bytes; b"" at the end; None: none are there yet.
-
-        Raises:
-            OSError: it has failed.
-        """
+        """Some bytes; b"" at the end; None: none are there yet. Raises OSError: it has failed."""
         room = ffi.new("uint8_t[]", most)
         got = lib.wc_tls_read(self._live, room, most)
         if got >= 0:
@@ -131,11 +127,7 @@ class Sealed:
         raise self._failure()
 
     def write(self, data: bytes) -> int:
-        """How many bytes were taken, perhaps none.
-
-        Raises:
-            OSError: it has failed.
-        """
+        """How many bytes were taken, perhaps none. Raises OSError: it has failed."""
         taken = lib.wc_tls_write(self._live, data, len(data))
         if taken >= 0:
             return taken
@@ -144,11 +136,7 @@ class Sealed:
         raise self._failure()
 
     def flush(self) -> bool:
-        """Whether all that was taken has left.
-
-        Raises:
-            OSError: it has failed.
-        """
+        """Whether all that was taken has left. Raises OSError: it has failed."""
         done = lib.wc_tls_flush(self._live)
         if done < 0:
             raise self._failure()

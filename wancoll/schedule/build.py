@@ -91,13 +91,7 @@ def spans(shape: Shape, parts: int, coding: Coding | None = None) -> list[tuple[
 
 
 class Builder:
-    """Builds one rank's schedule.
-
-    Args:
-        rank: whose schedule.
-        world_size: ranks.
-        coding: of what crosses the wire; None: raw elements.
-    """
+    """Builds one rank's schedule; *coding* is of what crosses the wire, None: raw elements."""
 
     def __init__(self, rank: int, world_size: int, coding: Coding | None = None) -> None:
         self.rank, self.world_size, self.coding = rank, world_size, coding

@@ -70,12 +70,7 @@ _BLOCKS = BLOCKS_IN_FRONT | {Kind.all_gather, Kind.gather}  # kinds whose tensor
 
 
 class NoRoute(Exception):
-    """No schedule of an operation does without a link that cannot be had.
-
-    Attributes:
-        pair: two ranks that cannot reach each other.
-        algorithm: the one that needs them to.
-    """
+    """No schedule of an operation does without the link between the ranks of *pair*, which *algorithm* needs."""
 
     def __init__(self, pair: tuple[int, int], algorithm: str) -> None:
         super().__init__(f"{algorithm} needs a link between ranks {pair[0]} and {pair[1]}, which is not to be had")
@@ -92,15 +87,9 @@ def choose(
 ) -> str:
     """The algorithm of an operation.
 
-    What the caller asked for, else what the plan says for this size, else the kind's first. Where that needs a link
-    that cannot be had it is the ring, whose order the master lays around such links.
-
-    Args:
-        descriptor: the operation.
-        world_size: ranks.
-        choices: the epoch's plan, as `cost.choices` makes it.
-        avoid: pairs of ranks that cannot reach each other.
-        sites: label of every rank's site; "" is a site of its own.
+    What the caller asked for, else what the plan says for this size (the epoch's *choices*, as `cost.choices` makes
+    them), else the kind's first. Where that needs a link that cannot be had it is the ring, whose order the master lays
+    around such links, the pairs of ranks to *avoid*.
 
     Raises:
         ConfigError: the kind does not offer what the caller asked for.

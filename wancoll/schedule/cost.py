@@ -55,11 +55,7 @@ SAME = 1 + 1e-9  # times within this factor are equal: only the terms' rounding 
 
 @dataclass(frozen=True, slots=True)
 class LinkCost:
-    """What a message costs.
-
-    Raises:
-        ValueError: a number that is negative or not finite.
-    """
+    """What a message costs. Raises ValueError: a number that is negative or not finite."""
 
     alpha: float  # seconds for one message over one hop, however short it is
     beta: float  # seconds for each byte on one member's uplink or downlink
@@ -72,11 +68,7 @@ class LinkCost:
 
 @dataclass(frozen=True, slots=True)
 class Sites:
-    """Where the members are, for the hierarchical algorithm.
-
-    Raises:
-        ValueError: no site, or an empty one.
-    """
+    """Where the members are, for the hierarchical algorithm. Raises ValueError: no site, or an empty one."""
 
     sizes: tuple[int, ...]  # members of each site
     inside: LinkCost  # cost of links within a site; those between sites have the cost that the functions are given
@@ -90,14 +82,9 @@ class Sites:
 
 
 def messages(algorithm: str, world_size: int) -> float:
-    """Messages that follow each other in an all-reduce; those that leave together count once.
+    """Messages that follow each other in an all-reduce of *world_size* members; those that leave together count once.
 
-    Args:
-        algorithm: one of ALGORITHMS but hierarchical, whose hops have two costs: see `seconds`.
-        world_size: members, K.
-
-    Raises:
-        ValueError: no such algorithm, or no members.
+    Not for hierarchical, whose hops have two costs: see `seconds`. Raises ValueError: no such algorithm, or no members.
     """
     return _classic(algorithm, world_size)[0]
 

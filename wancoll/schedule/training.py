@@ -45,11 +45,7 @@ PRECISIONS = {
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is trained.
-
-    Raises:
-        ValueError: one of them is below 1.
-    """
+    """What is trained. Raises ValueError: one of them is below 1."""
 
     parameters: int  # of the whole model
     layers: int  # transformer layers, which a pipeline's stages share evenly

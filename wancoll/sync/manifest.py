@@ -104,11 +104,7 @@ def encode(content: Content) -> bytes:
 
 
 def decode(data: bytes, who: str) -> Content:
-    """The content that *who* sent.
-
-    Raises:
-        ProtocolError: it is none.
-    """
+    """The content that *who* sent. Raises ProtocolError: it is none."""
     try:
         content = msgspec.msgpack.decode(data, type=Content)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as bad:
@@ -148,11 +144,7 @@ def pack_header(header: Header) -> bytes:
 
 
 def unpack_header(data: bytes, who: str) -> Header:
-    """The header that *who* sent.
-
-    Raises:
-        ProtocolError: it is none.
-    """
+    """The header that *who* sent. Raises ProtocolError: it is none."""
     magic, nbytes, print_, revision, strategy = _HEADER.unpack(data)
     if magic != _MAGIC or strategy >= len(STRATEGIES) or nbytes > _MOST:
         raise ProtocolError(

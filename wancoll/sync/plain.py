@@ -101,11 +101,7 @@ def _pack(value: Any, who: str, path: str, depth: int, slot_of: Callable[[Any, s
 
 
 def unpack(data: bytes, who: str) -> Any:
-    """What pack() gave, from *who*: lists, dicts and so on, with Slots.
-
-    Raises:
-        ProtocolError: it is none.
-    """
+    """What pack() gave, from *who*: lists, dicts and so on, with Slots. Raises ProtocolError: it is none."""
     if len(data) > MAX_BYTES:
         raise ProtocolError(
             "sent too much of its state", who=who, expected=f"{MAX_BYTES} bytes at most", got=str(len(data))

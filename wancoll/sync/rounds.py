@@ -51,11 +51,7 @@ def encode_report(report: RoundReport, stripes: int, members: Sequence[str]) -> 
 
 
 def decode_report(data: bytes, stripes: int, members: Sequence[str], who: str) -> RoundReport:
-    """The report that *who* sent.
-
-    Raises:
-        ProtocolError: it is none.
-    """
+    """The report that *who* sent. Raises ProtocolError: it is none."""
     at, then = math.ceil(stripes / 8), math.ceil(stripes / 8) + math.ceil(len(members) / 8)
     try:
         problem = data[then:].rstrip(b"\0").decode()

@@ -84,11 +84,7 @@ def judge(headers: Mapping[str, Header]) -> Verdict:
 
 
 def goal(verdict: Verdict, headers: Mapping[str, Header], contents: Mapping[str, Content]) -> Goal:
-    """What every member lacks.
-
-    Raises:
-        ConfigError: a member has other keys, shapes or dtypes than the winner.
-    """
+    """What every member lacks. Raises ConfigError: a member has other keys, shapes or dtypes than the winner."""
     won = contents[verdict.member]
     expected = _fixed(won)
     for name, content in contents.items():

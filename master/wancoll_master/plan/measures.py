@@ -103,11 +103,7 @@ class Measures:
     uplinks: dict[str, dict[int, float]] = field(default_factory=dict)  # by daemon, by lanes per link
 
     def take(self, source: str, report: m.LinkReport, known: Collection[str], now: float) -> None:
-        """Take in the report of daemon *source*; *known* are the daemons that are connected.
-
-        Raises:
-            ProtocolError: a number that cannot be.
-        """
+        """Take in the report of *source*, one of the *known* daemons. Raises ProtocolError: a number cannot be."""
         speeds = [report.uplink, *(seen.bandwidth for seen in report.links)]
         possible = all(speed == 0 or 1 <= speed <= MOST_BANDWIDTH for speed in speeds) and all(
             0 <= seen.rtt <= MOST_RTT and 0 <= seen.loss <= 1 for seen in report.links

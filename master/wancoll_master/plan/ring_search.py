@@ -32,12 +32,8 @@ class _Budget:
 def search(count: int, bandwidth: Matrix, latency: Matrix, allowed: Sequence[int], steps: int) -> list[int] | None:
     """A good ring as a list of places from 0; None if none without forbidden edges was found.
 
-    Args:
-        count: places, at least 4.
-        bandwidth: [from][to], above 0.
-        latency: [from][to], not negative.
-        allowed: for each place the set (as bits) of its possible neighbours.
-        steps: moves to look at, about a microsecond each.
+    Bandwidth (above 0) and latency are [from][to]. *allowed* has for each place the set (as bits) of its possible
+    neighbours. A step is a move to look at, about a microsecond. There are at least 4 places.
     """
     speed = [[bandwidth[a][b] if allowed[a] >> b & 1 else FORBIDDEN for b in range(count)] for a in range(count)]
     bound = min(max(row) for row in speed)

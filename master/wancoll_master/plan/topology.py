@@ -29,15 +29,12 @@ def pair(a: int, b: int) -> tuple[int, int]:
 
 
 def ring_order(order: Sequence[int], bad: Collection[tuple[int, int]]) -> list[int] | None:
-    """A ring in which no neighbours are a bad pair, as near to *order* as possible; None if none was found.
+    """A ring in which no neighbours are a *bad* pair(), as near to *order* as possible; None if none was found.
 
-    Depth first through the members in their present order, so the first hit changes the earliest ranks least.
-    Dead ends are remembered as (last member, members left), which makes the search exact and short (at most
-    n^2 * 2^n steps) for small worlds; larger ones have a bound on steps, and few bad pairs are avoided well within it.
-
-    Args:
-        order: members in rank order, the first one stays the first.
-        bad: pairs as made by pair().
+    Depth first through the members in their present order, so the first hit changes the earliest ranks least, and the
+    first member stays the first. Dead ends are remembered as (last member, members left), which makes the search exact
+    and short (at most n^2 * 2^n steps) for small worlds; larger ones have a bound on steps, and few bad pairs are
+    avoided well within it.
     """
     count = len(order)
     allowed = _allowed(order, bad)
@@ -95,11 +92,8 @@ def best_ring(
     dynamic program over the subsets of members (Bellman; Held and Karp, 1962), the latency by one more over the edges
     that are left. Beyond, a local search (ring_search) with a bound on its steps.
 
-    Args:
-        order: members in rank order, the first one stays the first.
-        bandwidth: of each member's path to each other one, above 0, in any unit; by place in *order*.
-        latency: the same for latency, not negative.
-        bad: pairs as made by pair() that must not be neighbours.
+    Matrices have each member's path to each other one, by place in *order*; bandwidths are above 0. *bad* pair()s must
+    not be neighbours, and the first member stays the first.
     """
     count = len(order)
     allowed = _allowed(order, bad)

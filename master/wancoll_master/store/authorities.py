@@ -34,11 +34,7 @@ def as_text(rotation: Rotation[Authority], id: str = "") -> str:
 
 
 def from_text(text: bytes | str) -> tuple[Rotation[Authority], str]:
-    """It, and its id.
-
-    Raises:
-        ValueError: no master of this version wrote it.
-    """
+    """It, and its id. Raises ValueError: no master of this version wrote it."""
     kept = msgspec.json.decode(text, type=_Kept)
     found = tuple(Authority(one.key.encode(), one.certificate.encode()) for one in kept.authorities)
     return Rotation(found, kept.phase, kept.since, kept.until, kept.period), kept.id

@@ -73,11 +73,7 @@ class Access:
 
     @classmethod
     def of(cls, config: EtcdConfig) -> Access:
-        """By settings.
-
-        Raises:
-            ConfigError: they are not good, or do not belong together.
-        """
+        """By settings. Raises ConfigError: they are not good, or do not belong together."""
         found = cls(check_endpoints(config.endpoints), config.ca, config.cert, config.key, config.user, config.password)
         urls = [httpx.URL(one) for one in found.endpoints]
         clear = [str(one) for one in urls if one.scheme != "https"]
@@ -104,11 +100,7 @@ class Access:
         return found
 
     def context(self) -> ssl.SSLContext:
-        """For https.
-
-        Raises:
-            ConfigError: the files cannot be used.
-        """
+        """For https. Raises ConfigError: the files cannot be used."""
         try:
             return self.load(ssl.create_default_context(cafile=self.ca or None))
         except (OSError, ValueError) as bad:  # SSLError is an OSError
@@ -132,11 +124,7 @@ def _is_here(host: str) -> bool:
 
 
 def check_endpoints(text: str) -> list[str]:
-    """URLs of etcd's members, "http://host:port,http://host:port", as a list.
-
-    Raises:
-        ConfigError: not of that form.
-    """
+    """URLs of etcd's members, "http://host:port,http://host:port", as a list. Raises ConfigError: not of that form."""
     endpoints = [one.strip().rstrip("/") for one in text.split(",")]
     for one in endpoints:
         try:
@@ -149,11 +137,9 @@ def check_endpoints(text: str) -> list[str]:
 
 
 class Etcd:
-    """A client. An async context manager. Every request raises EtcdError where nobody says what came of it.
+    """An async context manager: a client. It tries each endpoint for *timeout* seconds, first the last that answered.
 
-    Args:
-        access: its members are tried in turn, from the last one that answered.
-        timeout: seconds for each of them to answer.
+    Every request raises EtcdError where nobody says what came of it.
     """
 
     def __init__(self, access: Access, timeout: float) -> None:
@@ -243,8 +229,7 @@ class Etcd:
     async def under(self, prefix: str, page: int = PAGE) -> list[Entry]:
         """All keys that begin with *prefix*, in order, by *page* keys a request.
 
-        Raises:
-            EtcdError: also where there are more than masters write, or one that is not text.
+        Raises EtcdError also where there are more than masters write, or one that is not text.
         """
         found: list[Entry] = []
         nbytes = 0

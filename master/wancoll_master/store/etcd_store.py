@@ -110,11 +110,7 @@ def first_numbers() -> Numbers:
 
 
 def read(entry: Entry, kind: type[T]) -> T:
-    """A value that is JSON.
-
-    Raises:
-        Unreadable: it is not of that *kind*.
-    """
+    """A value that is JSON. Raises Unreadable: it is not of that *kind*."""
     try:
         return msgspec.json.decode(entry.value, type=kind)
     except (ValueError, RecursionError) as bad:
@@ -127,14 +123,10 @@ def text(value: msgspec.Struct) -> str:
 
 
 class EtcdStore:
-    """The facts, while this master leads.
+    """The facts in etcd, while this master leads, since the transaction of *revision* made it the leader.
 
-    Args:
-        etcd: where.
-        keys: under which names.
-        numbers: as they stand there, with this master's term.
-        revision: of the transaction that made this master the leader.
-        write_timeout: seconds for a write, all tries together.
+    *numbers* are as they stand there, with this master's term. *write_timeout*: seconds for a write, all tries
+    together.
     """
 
     def __init__(self, etcd: Etcd, keys: Keys, numbers: Numbers, revision: int, write_timeout: float) -> None:
@@ -149,11 +141,7 @@ class EtcdStore:
         self.asked = self.written = 0
 
     async def load(self) -> None:
-        """Read the groups; forget those with the oldest epochs.
-
-        Raises:
-            EtcdError: they cannot be read; Unreadable: nor would they another time.
-        """
+        """Read the groups; forget those with the oldest epochs. Raises EtcdError; Unreadable: no use to try again."""
         known: dict[str, Used] = {}
         for entry in await self._etcd.under(self._keys.groups):
             try:
@@ -199,8 +187,7 @@ class EtcdStore:
     async def write_forever(self, on_written: Callable[[], None]) -> None:
         """Task: write what persist() was told, and call *on_written* after each step.
 
-        Raises:
-            Deposed: a write was refused, or not done in time.
+        Raises Deposed: a write was refused, or not done in time.
         """
         while True:
             await self._wake.wait()

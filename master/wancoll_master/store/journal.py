@@ -86,11 +86,7 @@ class Journal:
             raise _unusable(self._path, str(bad)) from bad
 
     def begin_term(self) -> None:
-        """Take the next term, and read the facts that its master starts from.
-
-        Raises:
-            sqlite3.Error: it could not be written.
-        """
+        """Take the next term, and read the facts that its master starts from. Raises sqlite3.Error."""
         self._db.execute("pragma synchronous = full")
         with self._db:
             self._db.execute("begin immediate")
@@ -188,11 +184,7 @@ class Journal:
             self._db.execute("pragma synchronous = normal")
 
     def add(self, event: EventRecord) -> None:
-        """Append to the event log; the newest EVENTS_KEPT or somewhat more are kept.
-
-        Raises:
-            sqlite3.Error: it could not be written.
-        """
+        """Append to the event log; the newest EVENTS_KEPT or somewhat more are kept. Raises sqlite3.Error."""
         self._db.execute(
             "insert into events (time, grp, epoch, kind, text) values (?, ?, ?, ?, ?)",
             (event.time, event.group, event.epoch, event.kind, event.text),
@@ -213,11 +205,7 @@ class Journal:
         return dict(self._db.execute("select id, row from trust where kind = ?", (kind,)))
 
     def keep_trust(self, kind: str, rows: dict[str, str], gone: Collection[str] = ()) -> None:
-        """Write rows of the trust's registry, and forget those that are *gone*.
-
-        Raises:
-            sqlite3.Error: it could not be written.
-        """
+        """Write rows of the trust's registry, and forget those that are *gone*. Raises sqlite3.Error."""
         with self._counted():
             self._db.executemany("delete from trust where kind = ? and id = ?", [(kind, id) for id in gone])
             self._db.executemany(
@@ -235,11 +223,7 @@ class Journal:
 
 
 def _facts(rows: list[tuple[str, int]]) -> dict[str, int]:
-    """Facts by name.
-
-    Raises:
-        sqlite3.DatabaseError: no master wrote them.
-    """
+    """Facts by name. Raises sqlite3.DatabaseError: no master wrote them."""
     try:
         return msgspec.convert(dict(rows), dict[str, Counted])
     except ValueError as bad:
@@ -247,11 +231,7 @@ def _facts(rows: list[tuple[str, int]]) -> dict[str, int]:
 
 
 def _group(row: tuple[Any, ...]) -> tuple[str, Used]:
-    """A group's name, and what was kept of it.
-
-    Raises:
-        sqlite3.DatabaseError: no master wrote it.
-    """
+    """A group's name, and what was kept of it. Raises sqlite3.DatabaseError: no master wrote it."""
     name, epoch, mids, base, voids, alone, former = row
     try:
         return name, used_from([epoch, base, alone, *str(mids).split()], str(voids), str(former))
@@ -260,11 +240,7 @@ def _group(row: tuple[Any, ...]) -> tuple[str, Used]:
 
 
 def _lock(path: str) -> int:
-    """Take the lock beside the journal, which ends with the process.
-
-    Raises:
-        ConfigError: another master has it, or it cannot be made.
-    """
+    """Take the lock beside the journal, which ends with the process. Raises ConfigError: it cannot be had."""
     name, lock = f"{path}.lock", -1
     try:
         lock = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)

@@ -144,17 +144,10 @@ class Rows:
 
 
 async def shared(etcd: Etcd, prefix: str, path: str, clock: Callable[[], float], known: str = "") -> SharedTrust:
-    """The masters' trust, which is made where there is none; waits for etcd.
+    """The masters' trust, which is made where there is none, as is the key file at *path*; waits for etcd.
 
-    Args:
-        etcd: where.
-        prefix: of all keys of these masters.
-        path: of the key file; where it is missing it is made with the authority.
-        clock: seconds since 1970.
-        known: file that says, if it is there, that there was an authority before: then none is made, but waited for.
-
-    Raises:
-        ConfigError: the key file is missing, cannot be used, or is another; or what etcd has was changed.
+    *known* is a file that says, if it is there, that there was an authority before: then none is made, but waited for.
+    Raises ConfigError: the key file is missing, cannot be used, or is another; or what etcd has was changed.
     """
     key, said = f"{prefix}trust/authority", False
     while True:

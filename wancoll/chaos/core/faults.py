@@ -82,12 +82,7 @@ class Shape:
 
 
 def draw(chance: Callable[[], float], shape: Shape) -> tuple[Fault, ...]:
-    """The faults, in order of time. The same numbers from *chance* give the same faults.
-
-    Args:
-        chance: gives numbers from [0, 1).
-        shape: see there.
-    """
+    """The faults, in order of time. The same numbers from *chance*, which are in [0, 1), give the same faults."""
     return _Drawing(chance, shape).draw()
 
 

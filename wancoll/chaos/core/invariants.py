@@ -84,8 +84,7 @@ class Twice:
 class Agreement:
     """Members' records of the same operation must say the same; each member's records must have no holes.
 
-    Args:
-        small: worlds may be below min_world: then calls may fail for that.
+    *small*: worlds may be below min_world: then calls may fail for that.
     """
 
     def __init__(self, small: bool) -> None:
@@ -243,12 +242,9 @@ class Gap:
 def gaps(
     commits: Sequence[float], excused: Iterable[tuple[float, float]], stalls: Sequence[tuple[float, float]]
 ) -> list[Gap]:
-    """The times between commits of a second and more, the longest first.
+    """The times between *commits* (when a member first knew of each, in order) of a second and more, longest first.
 
-    Args:
-        commits: when the first member knew of each, in order.
-        excused: intervals, which may overlap.
-        stalls: (when, seconds) that a process of this machine was late at waking up: the machine's, not the product's.
+    *excused* intervals may overlap. *stalls* (when, seconds) are the machine's: a process of it was late at waking up.
     """
     found = []
     merged = _merged(excused)
@@ -290,14 +286,9 @@ def tells_of_loss(kind: str, text: str) -> bool:
 
 
 def culprits(faults: Iterable[Injected], log: Sequence[tuple[float, str, str]], times: Times) -> list[Violation]:
-    """Losses that the master's event log does not name.
+    """Losses of hit members that the master's event *log* (time on the faults' clock, kind, text) does not name.
 
     Who was no member when it was hit, of the newest epoch that the log knows, has lost nothing that it had to name.
-
-    Args:
-        faults: those of members that were hit.
-        log: the master's events: (time on the clock of the faults, kind, text).
-        times: how long the master may take.
     """
     found = []
     for one in faults:
@@ -340,11 +331,8 @@ def leaks(
 ) -> list[Violation]:
     """What processes hold after the run and did not before it, both while nothing was under way.
 
-    Args:
-        before: process -> what it held (wancoll.resources, and the daemon's own counts).
-        after: the same later. A process that is not in *before* is compared with the one of its sort that held most.
-        largest: bytes of the workload's largest tensor.
-        at: of the violations.
+    Each process has what it held: wancoll.resources, and the daemon's own counts. One that is not in *before* is
+    compared with the one of its sort that held most. *largest*: bytes of the workload's largest tensor.
     """
     found = []
     for who, now in after.items():

@@ -63,14 +63,7 @@ class _Dice:
 
 
 def step(seed: int, number: int, largest: int, slots: int) -> Step:
-    """Step *number* of the workload of *seed*.
-
-    Args:
-        seed: of the run.
-        number: counts from 0.
-        largest: bytes of the largest tensor.
-        slots: members that there can be; their numbers are below it.
-    """
+    """Step *number*, from 0, of the workload of *seed*: members below *slots*, tensors of up to *largest* bytes."""
     dice = _Dice(f"{seed} {number}")
     roll = dice.below(100)
     kind = (

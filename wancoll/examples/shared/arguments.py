@@ -56,13 +56,9 @@ def shared_batch(options: Options) -> Mapping[str, tuple[int, str]]:
 def parsed(
     title: str, defaults: Options, *, multiples: Multiples = lambda _: {}, without: Sequence[str] = ()
 ) -> Options:
-    """The command line's options.
+    """The command line's options, from *defaults*, but for those *without* use here; *title* heads the help.
 
-    Args:
-        title: heads the help.
-        defaults: of them.
-        multiples: what the example cuts into equal parts.
-        without: those that the example would not obey.
+    *multiples*: what the example cuts into equal parts.
     """
     parser = argparse.ArgumentParser(description=title, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     for name in Options.__dataclass_fields__:

@@ -29,12 +29,7 @@ SILENCE_SECONDS = 120.0  # without a word from anybody: then something is wrong
 
 
 class Member:
-    """A training process. Its *train* is called with the communicator, again where it had to connect anew.
-
-    Attributes:
-        name: of the member.
-        options: of the example.
-    """
+    """A training process. Its *train* is called with the communicator, again where it had to connect anew."""
 
     def __init__(self, name: str, options: Options, pipe: Connection) -> None:
         self.name, self.options, self._pipe = name, options, pipe
@@ -88,14 +83,8 @@ def play(
 ) -> Story:
     """Train on `options.world` members; after a third of the steps kill one and its daemon, after half start another.
 
-    Args:
-        train: a member's life.
-        options: of the example.
-        rate: bytes per second that each member's link to each other one carries, each way; 0: what there is.
-        watch: called after each thing that was told.
-
-    Raises:
-        WancollError: a process ended that was not killed, or none said anything for a while.
+    Links carry *rate* bytes per second each way, 0: what there is. *watch* is called after each thing that was told.
+    Raises WancollError: a process ended that was not killed, or none said anything for a while.
     """
     kill_in = options.steps // 3
     fork = multiprocessing.get_context("fork")  # torch is loaded once

@@ -55,14 +55,10 @@ def launch(
     title: str, train: Callable[[Options], Report], world: int = 4, multiples: Multiples = lambda _: {},
     **defaults: object,
 ) -> None:  # fmt: skip
-    """Run *train* on every rank, print what it found out, and exit.
+    """Run *train* on every rank, in a process group that stands, print what it found out, and exit.
 
-    Args:
-        title: heads the table.
-        train: runs in a process group that stands.
-        world: ranks, unless torchrun or --world says otherwise.
-        multiples: what it cuts into equal parts, as parsed() takes it.
-        defaults: of Options, for this example.
+    There are *world* ranks, unless torchrun or --world says otherwise. *multiples* is as in parsed(), *title* heads the
+    table, and *defaults* are of Options, for this example.
     """
     options = parsed(title, Options(world=world, **defaults), multiples=multiples)  # type: ignore[arg-type]
     if "RANK" in os.environ:

@@ -45,11 +45,7 @@ def bus_factor(kind: Kind, world_size: int) -> float:
 
 
 class Histogram:
-    """Observations by bucket.
-
-    Args:
-        bounds: upper bounds of the buckets.
-    """
+    """Observations by bucket; *bounds* are the buckets' upper bounds."""
 
     __slots__ = ("_bounds", "_counts", "_total")
 

@@ -36,11 +36,7 @@ class Early:
 
 
 class Mailbox:
-    """What one group has posted for receives from any rank.
-
-    Args:
-        others: the other ranks.
-    """
+    """What one group has posted for receives from any of the *others*."""
 
     def __init__(self, others: list[int]) -> None:
         self._others = others
@@ -85,11 +81,7 @@ class Mailbox:
                 del self._waiting[tag]
 
     def take(self, source: int, tag: int, tensor: torch.Tensor) -> Early | None:
-        """For a receive from *source*: what is posted already.
-
-        Raises:
-            ConfigError: somebody waits for it.
-        """
+        """For a receive from *source*: what is posted already. Raises ConfigError: somebody waits for it."""
         if not self._early:
             return None
         with self._lock:
@@ -106,14 +98,9 @@ class Mailbox:
 
 
 class FromAny(Operation):
-    """A receive from any rank. Those with one tag are served in the order of their calls.
+    """A receive into *tensor* from any rank. Those with one tag are served in the order of their calls.
 
-    Args:
-        mailbox: of the group.
-        tensor: takes the message.
-        tag: of the message.
-        post: receives from one rank.
-        given: what every Operation takes.
+    *post* receives from one rank; *given* is what every Operation takes.
     """
 
     def __init__(self, mailbox: Mailbox, tensor: torch.Tensor, tag: int, post: Post, **given: Any) -> None:

@@ -37,16 +37,10 @@ def handed_over(caller: FrameType | None) -> bool:
 
 
 def move(bucket: torch.Tensor, connection: Connection, others: Iterable[Connection] = ()) -> bool:
-    """Give the storage of *bucket*, which has it whole, memory in the arena with the same bytes.
+    """Give the storage of *bucket*, which has it whole, memory in the connection's arena with the same bytes.
 
-    Args:
-        bucket: of any shape and dtype.
-        connection: whose arena it is.
-        others: connections whose calls may use it, too.
-
-    Returns:
-        Whether it has: not if it is too small to be worth it, there already, not torch's own memory, or in use by a
-        pending call; nor if more than a quarter of the arena would be held.
+    Calls of *others* may use it, too. Returns False if it is too small to be worth it, there already, not torch's own
+    memory, or in use by a pending call; or if more than a quarter of the arena would be held.
     """
     storage = bucket.untyped_storage()
     address, nbytes = storage.data_ptr(), storage.nbytes()

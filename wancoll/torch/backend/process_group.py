@@ -47,12 +47,7 @@ _OWN_TAGS = 1 << 62  # from here on tags are ours, not the user's
 
 
 def create(given: Any, options: Any) -> WancollProcessGroup:
-    """What torch calls in init_process_group() and new_group(), on the ranks of the group.
-
-    Args:
-        given: torch's _DistributedBackendOptions.
-        options: pg_options of the caller; there are none.
-    """
+    """What torch calls in init_process_group() and new_group(), on the ranks of the group, with its backend options."""
     if options is not None:
         raise ConfigError(
             "there are no options", who="init_process_group(pg_options=...)", expected="None",
@@ -86,17 +81,9 @@ def _refuse_a_mix() -> None:
 
 
 class Seat:
-    """Where the ranks are in one epoch.
+    """Where the ranks are in one epoch: the rank at each place of the ring (*order*), and each rank's place (*at*).
 
-    Args:
-        connection: of the communicator.
-        place: the epoch.
-        size: ranks.
-
-    Attributes:
-        order: the rank at each place of the ring.
-        at: the place of each rank.
-        straight: whether they are the same.
+    *straight*: they are the same.
     """
 
     def __init__(self, connection: Connection, place: m.EpochInfo, size: int) -> None:

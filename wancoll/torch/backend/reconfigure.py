@@ -39,13 +39,9 @@ _LOST = (OperationAborted, Evicted, MasterUnreachable, OutcomeUnknown, PeerDaemo
 
 
 class Door:
-    """Where other processes meet this one.
+    """Where other processes meet this one; *handle* is what they need to know.
 
-    Args:
-        store: torch's first one, whose host says by which address this machine is reached.
-
-    Attributes:
-        handle: what others need to know.
+    The host of torch's first *store* says by which address this machine is reached.
     """
 
     def __init__(self, store: Store) -> None:

@@ -19,15 +19,9 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 def check(addresses: Sequence[str], source: str, allowed: Sequence[str] = ()) -> None:
-    """Whether each is "host:port", and of this daemon.
+    """Raise ProtocolError unless each address is "host:port" and this daemon's own.
 
-    Args:
-        addresses: as announced.
-        source: address that the daemon's own connection comes from; "": not looked at.
-        allowed: networks, as networks() takes them; ANY.
-
-    Raises:
-        ProtocolError: one is not.
+    Its own are *source*, where its connection comes from ("": not looked at), and all in the *allowed* networks.
     """
     for address in addresses:
         try:
@@ -59,11 +53,7 @@ def is_name(address: str) -> bool:
 
 
 def networks(texts: Sequence[str]) -> list[Network]:
-    """What an operator allows, read.
-
-    Raises:
-        ConfigError: one is no network.
-    """
+    """What an operator allows, read. Raises ConfigError: one is no network."""
     try:
         return [ipaddress.ip_network(text) for text in texts if text != ANY]
     except ValueError as bad:

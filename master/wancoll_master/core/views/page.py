@@ -101,16 +101,10 @@ class Story:
     # ---- looking -------------------------------------------------------------------------------------
 
     def look(self, state: State, now: float, wall: float, *, since: float) -> Iterator[Section | None]:
-        """The sections as they are now; None is a pause, in which the state may change.
+        """The sections as they are *now* on the shell's clock, *wall* and *since* (the start) in seconds since 1970.
 
-        Of all groups only what the first line needs is kept: collecting the garbage of a thousand groups takes longer
-        than any piece.
-
-        Args:
-            state: the master's; what it holds when it stops to lead.
-            now: seconds on the shell's clock, at any one time.
-            wall: seconds since 1970, then.
-            since: when the master started, likewise.
+        None is a pause, in which the state may change. Of all groups only what the first line needs is kept: collecting
+        the garbage of a thousand groups takes longer than any piece.
         """
         events = list(self.events)
         tally, order, weight = HealthSum(events, wall, report.gone(state)), [], 0
