@@ -126,28 +126,9 @@ def prepare(
     codec: Codec = Codec.none,
     stochastic: bool = False,
 ) -> Prepared:
-    """Translate a schedule for the engine.
+    """Translate a schedule for the engine, with *links* from rank to link id: wc_op in engine.h says what the rest is.
 
-    Args:
-        schedule: this rank's.
-        links: rank -> link id, for every rank in the schedule.
-        dtype: element type.
-        op: reduce op.
-        front_bytes: size of the input.
-        back_bytes: size of the result.
-        world_size: divisor of avg.
-        lanes: of every link used.
-        tracks: of every link used.
-        stripe: steps are not cut into parts smaller than this, bytes; 0: as the engine was told. The same on all
-            members.
-        turns: ops take turns on the lanes: part p of the op seq is meant for lane (seq + p) % lanes, and another lane
-            of that one's track takes it where that has no room. False: part p is on lane p % lanes and no other.
-        digest: whether Done carries one.
-        codec: of encoded places.
-        stochastic: how it rounds.
-
-    Raises:
-        ConfigError: a rank without a link.
+    Raises ConfigError: a rank without a link.
     """
     steps = ffi.new("wc_step[]", max(len(schedule.steps), 1))
     for index, step in enumerate(schedule.steps):
@@ -183,16 +164,11 @@ def _set_place(place: Place, out: c.Place) -> None:
 class Engine:
     """Worker threads that move and reduce bytes over lanes. Calls return at once; events tell what came of them.
 
-    Calls take effect in their order. Epochs: set_epoch for every link of the group, then cancel the old ops, then
-    post again: the same memory may be used at once.
+    Calls take effect in their order. Epochs: set_epoch for every link of the group, then cancel the old ops, then post
+    again: the same memory may be used at once. wc_config in engine.h says what the arguments are; segment and stripe
+    are the same on all members.
 
-    Args:
-        workers: threads; track t of every link belongs to worker t modulo workers.
-        segment: largest frame payload, bytes, a multiple of 64 KiB; the same on all members.
-        stripe: a step is not cut into parts smaller than this, bytes; the same on all members.
-
-    Raises:
-        ConfigError: an argument out of bounds, or WANCOLL_CPU names what this machine cannot run.
+    Raises ConfigError: an argument out of bounds, or WANCOLL_CPU names what this machine cannot run.
     """
 
     prepare = staticmethod(prepare)
@@ -240,11 +216,7 @@ class Engine:
         return lib.wc_engine_fd(self._live)
 
     def open_link(self, link: int, lanes: int, epoch: int, tracks: int = 1) -> None:
-        """A link with *lanes* lanes, none attached yet, at *epoch*.
-
-        Lane i is of track i modulo *tracks*. The lanes of a track share what is to be sent: any of them carries what it
-        has room for. Both ends must say the same numbers.
-        """
+        """A link with *lanes* lanes, none attached yet, at *epoch*; see wc_link_open for tracks."""
         _check(
             lib.wc_link_open(self._live, link, lanes, tracks, epoch), f"link {link} cannot be opened with {lanes} lanes"
         )
@@ -252,9 +224,7 @@ class Engine:
     def attach_lane(self, link: int, lane: int, fd: int, checksums: bool = True) -> None:
         """Hand over the connected socket *fd*, once; the engine owns it from here on, also when this raises.
 
-        The lane after the last one, whose number is that of the lanes, is for notes. A link need not have it.
-
-        *checksums*: whether payloads carry one, both ways; both ends must say the same. Headers always do.
+        See wc_lane_attach for checksums and the lane for notes.
         """
         attached = lib.wc_lane_attach(self._live, link, lane, fd, int(checksums))
         _check(attached, f"lane {lane} of link {link} cannot be attached")
@@ -296,25 +266,9 @@ class Engine:
     ) -> None:
         """Start an op. The memory at all addresses must stay mapped until Done or Cancelled.
 
-        Args:
-            prepared: from prepare.
-            op_id: unique among live ops.
-            epoch: the links' epoch.
-            seq: above those posted before in this epoch.
-            fingerprint: of the descriptor.
-            front_address: of the input, never written.
-            back_address: of the result; the two must not overlap.
-            noise: keys of stochastic rounding, 64 bits: of measured encodes, of all others.
-            filled_address: of a byte for each DIGEST_BLOCK of the input, which becomes other than 0 when the block is
-                there, for good. Steps wait for what they read of it. After a byte is set some bell has to ring (see
-                add_bell). 0: all of the input is there.
-            shown_address: of a 32-bit word for each DIGEST_BLOCK of the result, which becomes *attempt* when the block
-                is final. Only where a digest is made. 0: nobody looks.
-            attempt: see there.
-            note: 1 to NOTE_BYTES bytes that the engine sends by itself when the op has finished, unless withhold_note
-                or cancel came first: Done.told says so. A link that takes no notes breaks.
-            note_digest: where in it the result's digest goes, 8 bytes; 0: nowhere.
-            hearers: to whom; None: there is no note.
+        What differs from call to call: wc_op in engine.h says what it is, and when a bell has to ring (see add_bell).
+        An address of 0 is NULL there. The engine sends *note* to the *hearers* by itself when the op has finished,
+        unless withhold_note or cancel came first: Done.told says so. A link that takes no notes breaks.
         """
         op = prepared._op
         op.id = op_id
@@ -347,10 +301,7 @@ class Engine:
         return bool(lib.wc_op_lacks_input(self._live, op_id))
 
     def add_bell(self, fd: int) -> None:
-        """From now on a write to the eventfd *fd* makes the workers look which blocks of inputs have been filled.
-
-        Nobody has to read it. It stays the caller's, who removes it before it is closed.
-        """
+        """From now on a write to the eventfd *fd* makes the workers look at inputs that are filled: see wc_bell_add."""
         _check(lib.wc_bell_add(self._live, fd), f"bell {fd} cannot be added")
 
     def remove_bell(self, fd: int) -> None:
@@ -379,10 +330,8 @@ class Engine:
     def send_note(self, link: int, note: bytes) -> bool:
         """Send 1 to NOTE_BYTES bytes over the link's note lane, at once and without waiting.
 
-        Notes arrive in order, and are lost only with the link, of which LaneDown tells.
-
-        Returns:
-            False: the link has no note lane yet, or lost it, or the other end has not taken notes for long.
+        Notes arrive in order, and are lost only with the link, of which LaneDown tells. Returns False if the link has
+        no note lane yet, or lost it, or the other end has not taken notes for long.
         """
         if lib.wc_note_send(self._live, link, note, len(note)) == 0:
             return True

@@ -144,15 +144,10 @@ class Builder:
         to: Place | None = None,
         raw: bool = False,
     ) -> Value:
-        """Receive bytes [start, start + length) from rank *peer*.
+        """Receive bytes [start, start + length) of the whole, as in Step, from rank *peer*.
 
-        Args:
-            peer: a rank.
-            start: as Step.start.
-            length: bytes of raw elements.
-            result: they are the result's final bytes and belong at this offset of back.
-            to: where to put bytes that are neither encoded nor the result's; None: new scratch.
-            raw: without the codec.
+        With *result* they are the result's final bytes and belong at this offset of back. Else, where they are not
+        encoded, they go *to* a place; None: new scratch.
         """
         if not length:
             return Value(start, 0, back(0))

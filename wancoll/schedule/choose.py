@@ -40,12 +40,7 @@ _ALGORITHMS: dict[Kind, dict[str, Callable[[Builder, Shape], None]]] = {
         "double_tree": double_tree.broadcast,
         "direct": direct.broadcast,
     },
-    Kind.reduce: {
-        "ring": ring.reduce,
-        "tree": tree.reduce,
-        "double_tree": double_tree.reduce,
-        "direct": direct.reduce,
-    },
+    Kind.reduce: {"ring": ring.reduce, "tree": tree.reduce, "double_tree": double_tree.reduce, "direct": direct.reduce},
     Kind.gather: {"direct": direct.gather, "ring": ring.gather},
     Kind.scatter: {"direct": direct.scatter, "ring": ring.scatter},
     Kind.all_to_all: {"direct": direct.all_to_all, "ring": ring.all_to_all},
@@ -173,16 +168,10 @@ def make(
     blocks: Sequence[int] = (),
     sites: Sequence[str] = (),
 ) -> Schedule:
-    """The schedule of *rank*.
+    """The schedule of *rank*, by an algorithm of the kind; hierarchical needs the label of every rank's site.
 
-    Args:
-        descriptor: the operation.
-        algorithm: one of ALGORITHMS of its kind.
-        rank: whose.
-        world_size: ranks.
-        blocks: where front has a block for every rank (BLOCKS_IN_FRONT): element offsets of those of the present ranks,
-            in rank order; front may have blocks of lost ranks, too. Left out: one after the other.
-        sites: label of every rank's site, for hierarchical.
+    *blocks*, where front has a block for every rank (BLOCKS_IN_FRONT): element offsets of those of the present ranks,
+    in rank order; front may have blocks of lost ranks, too. Left out: one after the other.
     """
     if descriptor.kind not in _ALGORITHMS:
         raise ValueError(f"{descriptor.kind.name} is no collective: it has no schedule")

@@ -111,16 +111,9 @@ def seconds(
 ) -> float:
     """Classic time: messages * alpha + bytes * beta + handled messages * gamma.
 
-    Args:
-        algorithm: one of ALGORITHMS; of the halves of an all-reduce one of HALVED.
-        nbytes: bytes of the tensor; of the halves' long one.
-        world_size: members.
-        cost: of every link; with *sites* of those between sites.
-        sites: for hierarchical, which needs it.
-        kind: all_reduce, or one of its halves: reduce_scatter or all_gather.
-
-    Raises:
-        ValueError: no such kind, no such algorithm of it, no members, or *sites* that do not have them all.
+    *kind* is all_reduce or a half of it, by one of HALVED: then *nbytes* are of its long tensor. Hierarchical needs
+    *sites*, and *cost* is that of links between them. Raises ValueError: no such kind, no such algorithm of it, no
+    members, or *sites* that do not have them all.
     """
     fixed, per_byte = _line(algorithm, world_size, cost, sites)
     if kind != "all_reduce":
@@ -135,10 +128,7 @@ def lower_bound(kind: str, nbytes: float, world_size: int) -> float:
     """Bytes that some member has to receive at least (and another to send): nobody needs to hear what it has.
 
     (K-1)/K of the tensor for a reduce_scatter or an all_gather, and 2(K-1)/K for an all_reduce, which reduces and
-    spreads: Patarasuk and Yuan, 2009.
-
-    Raises:
-        ValueError: no such kind, or no members.
+    spreads: Patarasuk and Yuan, 2009. Raises ValueError: no such kind, or no members.
     """
     if kind not in ("all_reduce", "reduce_scatter", "all_gather") or world_size < 1:
         raise ValueError(f"no bound is known for {kind!r} of {world_size} members")
@@ -274,19 +264,10 @@ for _kind in ("reduce_scatter", "all_gather"):
 def predicted(
     algorithm: str, kind: str, nbytes: float, world_size: int, cost: LinkCost, *, sites: Sites | None = None
 ) -> float:
-    """Seconds from the first byte to the last on this project's executor, without the commit.
+    """Seconds from the first byte to the last on this project's executor, without the commit. See seconds().
 
-    Args:
-        algorithm: one of AVAILABLE[kind].
-        kind: one of KINDS.
-        nbytes: bytes of the tensor; where a kind has two sizes, of the large one (the input of reduce_scatter and
-            scatter, the result of all_gather and gather, either of all_to_all).
-        world_size: members.
-        cost: of every link; with *sites* of those between sites.
-        sites: for hierarchical, which needs it.
-
-    Raises:
-        ValueError: no such kind, or no such algorithm of it, no members, or *sites* that do not have them all.
+    Where a kind has two sizes, *nbytes* are of the large tensor: the input of reduce_scatter and scatter, the result of
+    all_gather and gather, either of all_to_all.
     """
     _check(algorithm, world_size)
     if algorithm == "hierarchical" and kind == "all_reduce":
@@ -315,30 +296,18 @@ def choices(
 ) -> dict[str, list[tuple[int, str]]]:
     """Which algorithm at which size, for each kind: the first in AVAILABLE whose time is within NEAR of the best.
 
-    The same arguments give the same lists everywhere: plain float arithmetic in a fixed order.
-
-    Args:
-        world_size: members.
-        cost: of every link; with *sites* of those between sites.
-        sites: where the members are; without it hierarchical is no candidate.
-        kinds: some of KINDS.
+    The same arguments, which are as in seconds(), give the same lists everywhere: plain float arithmetic in a fixed
+    order. Without *sites* hierarchical is no candidate.
 
     Returns:
         Kind -> (most bytes of the tensor, algorithm), ascending. The first entry whose bound is not below the size
         holds; the last bound is 0, which means no limit. An empty tensor goes the way of one byte.
-
-    Raises:
-        ValueError: as `predicted`.
     """
     return {kind: _choices(kind, world_size, cost, sites) for kind in kinds}
 
 
 def chosen(entries: Iterable[tuple[int, str]], nbytes: int) -> str:
-    """The algorithm that one of the lists of `choices` names for *nbytes*.
-
-    Raises:
-        ValueError: no entry without a limit.
-    """
+    """The algorithm that a list of `choices` names for *nbytes*. Raises ValueError: no entry without a limit."""
     for most, algorithm in entries:
         if nbytes <= most or most == 0:
             return algorithm

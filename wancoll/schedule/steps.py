@@ -84,12 +84,8 @@ class Schedule(NamedTuple):
 def chunk_bounds(count: int, world_size: int, multiple: int = 1) -> tuple[tuple[int, int], ...]:
     """[start, stop) in elements of every rank's chunk; sizes differ by at most one multiple, the longer ones first.
 
-    Depends on its arguments alone (rule 6 of the promise).
-
-    Args:
-        count: elements.
-        world_size: chunks.
-        multiple: boundaries are multiples of it, but for the end: a codec's block.
+    Depends on its arguments alone (rule 6 of the promise). Boundaries, but for the end, are multiples of *multiple*: a
+    codec's block.
     """
     base, longer = divmod(-(-count // multiple), world_size)
     bounds = []

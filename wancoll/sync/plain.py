@@ -38,13 +38,8 @@ class Slot:
 def pack(tree: Any, who: str, slot_of: Callable[[Any, str], Slot | None]) -> bytes:
     """A nested state as bytes; the same for equal states, whatever the order of their keys.
 
-    Args:
-        tree: the state.
-        who: names it in errors.
-        slot_of: is asked of each value with its path; None: it is no tensor.
-
-    Raises:
-        ConfigError: there is something in it that is neither plain nor a tensor, or too much.
+    *slot_of* is asked of each value with its path; None: it is no tensor. Raises ConfigError, of *who*: there is
+    something that is neither plain nor a tensor, or too much.
     """
     packed = _pack(tree, who, "", 0, slot_of)
     if len(packed) > MAX_BYTES:

@@ -65,10 +65,8 @@ def next_round(goal: Goal, reports: Mapping[str, RoundReport]) -> list[Delivery]
     """The deliveries of the next round; empty: nobody misses anything.
 
     Every stripe that a member lacks and that some member can send it is sent once, and all that can send it have about
-    the same to send. The reports are those of the members that are left, in rank order.
-
-    Raises:
-        OperationAborted: a member gave up, or nobody is left that has something.
+    the same to send. The reports are those of the members that are left, in rank order. Raises OperationAborted: a
+    member gave up, or nobody is left that has something.
     """
     for name, report in reports.items():
         if report.problem:

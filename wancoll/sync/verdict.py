@@ -52,11 +52,7 @@ class Goal:
 def judge(headers: Mapping[str, Header]) -> Verdict:
     """The highest revision wins, among those the state of most members, among those that of the lowest rank.
 
-    Args:
-        headers: of all members, in rank order.
-
-    Raises:
-        ConfigError: nobody votes, or a member that may not be changed has another state.
+    Raises ConfigError: nobody votes, or a member that may not be changed has another state.
     """
     voters = {name: header for name, header in headers.items() if header.strategy not in SILENT}
     if not voters:

@@ -18,11 +18,7 @@ GONE = -2  # it has closed its end
 
 
 class Owners:
-    """Daemons by the connections that they have dialled. It reads no process of other users.
-
-    Args:
-        listeners: where daemons 0, 1, ... listen: by that a process is known for one.
-    """
+    """Daemons, known by where they listen, and what they have dialled. It reads no process of other users."""
 
     def __init__(self, listeners: Sequence[Address]) -> None:
         self._listeners = list(listeners)

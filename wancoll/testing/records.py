@@ -39,14 +39,10 @@ def split(data: bytes) -> Iterator[bytes]:
 
 
 def tampered(data: bytes, kind: str, where: float, other: bytes, *, sealed: bool) -> bytes:
-    """*data* after an attack; as it was if that cannot be done to it.
+    """*data*, forwarded at once, after an attack; as it was if that cannot be done to it.
 
-    Args:
-        data: that is forwarded at once: of a sealed lane, whole records.
-        kind: "flip" (a bit), "drop", "repeat", "reorder" or "splice"; of a lane in clear only the first.
-        where: from 0 to 1: the bit's byte, or the record.
-        other: a record of another lane, or b"".
-        sealed: whether the lane is.
+    *kind* is "flip" (a bit), "drop", "repeat", "reorder" or "splice" (of the *other* lane's record, or b""); of a lane
+    in clear only the first. *where*, from 0 to 1: the bit's byte, or the record.
     """
     if kind == "flip":
         at = int(where * (len(data) - 1))

@@ -61,12 +61,7 @@ def attention(qkv: Tensor, heads: int) -> Tensor:
 class Block(nn.Module):
     """A layer: attention, then an MLP of four times the width. Where ranks share one, they meet in enter and leave.
 
-    Args:
-        options: of the example.
-        number: of the layer; its dropout draws by it.
-
-    Attributes:
-        part: of the sequence that this rank has between leave and enter.
+    Between leave and enter this rank has *part* of the sequence. The layer's *number* seeds its dropout.
     """
 
     def __init__(self, options: Options, number: int) -> None:

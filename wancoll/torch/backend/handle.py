@@ -51,16 +51,11 @@ def listed(done: Future[int], tensors: List[Tensor]) -> Future[List[Tensor]]:
 
 @untraced
 class Operation(dist.Work):
-    """One operation, made of one or more calls of the client.
+    """One operation, made of one or more calls of the client, its *parts*.
 
-    Args:
-        name: as torch's profiler shows it.
-        parts: the calls, posted.
-        deadline: a time.monotonic() by which it shall be finished; None: never.
-        completer: for futures.
-        explain: turns an error of a call into the one that is raised.
-        finish: run once when all parts are committed, with their receipts; what it raises is the operation's error.
-        result: what the future and result() give.
+    *deadline* is a time.monotonic(); None: never. *explain* turns an error of a call into the one that is raised.
+    *finish* runs once when all parts are committed, with their receipts; what it raises is the operation's error.
+    *result* is what the future and result() give.
     """
 
     def __init__(

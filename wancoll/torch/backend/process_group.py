@@ -163,17 +163,9 @@ _ProcessGroup: Any = dist.ProcessGroup  # its overloads cannot be said again in 
 class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
     """One group of torch's, over wancoll. Made by init_process_group("wancoll") and new_group().
 
-    Args:
-        store: torch's, of this group alone.
-        rank: of this process in the group.
-        size: ranks in the group.
-        timeout: seconds that joining, and then each operation, may take.
-        name: torch's name of the group.
-        world: the default group, whose cluster it shares; None: this is it, or that is of another backend.
-        later: no world yet: reconfigure() makes the first one.
-
-    Attributes:
-        cluster: this process's daemon and master; None: there is no world.
+    *timeout* seconds is what joining, and then each operation, may take. A group shares the *cluster*, this process's
+    daemon and master, of the default group *world*; None: this is it, or that is of another backend. *later*: there is
+    no world, and no cluster, yet: reconfigure() makes the first one.
     """
 
     def __init__(
@@ -238,9 +230,11 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
 
     # ---- what torch asks of a group ------------------------------------------------------------------
 
-    def getBackendName(self) -> str:
-        """Its name."""
+    def name(self) -> str:
+        """The backend's."""
         return BACKEND
+
+    getBackendName = _get_backend_name = name
 
     def getRank(self) -> int:
         """This process's rank."""
@@ -269,10 +263,6 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
         """Torch says what the group is for."""
         self._description = text
 
-    def name(self) -> str:
-        """The backend's."""
-        return BACKEND
-
     def get_group_store(self) -> Store:
         """The store of torch, of this group alone."""
         return self._store
@@ -294,17 +284,9 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
     def _get_backend(self, device: torch.device) -> Any:
         return self
 
-    def _get_backend_name(self) -> str:
-        return BACKEND
-
     # Torch's C++ finds no name of a group that has no backend below it; Python asks by these.
-
-    def _set_group_name(self, name: str) -> None:
-        self._name = name
-
-    def _set_group_desc(self, text: str) -> None:
-        self._description = text
-
+    _set_group_name = setGroupName
+    _set_group_desc = setGroupDesc
     group_name = property(getGroupName)
     group_desc = property(getGroupDesc)
 

@@ -50,20 +50,13 @@ class Answer(msgspec.Struct):
 class Cluster:
     """This process's way into a master's groups; shared by the process groups of one init_process_group().
 
-    Args:
-        store: torch's, of the process group that begins it.
-        rank: of this process.
-        size: ranks.
-        timeout: seconds until all must have met.
+    *timeout* seconds is what the ranks have to meet. *bytes_sent*, by this process in all groups, are payload and
+    headers of what was committed.
 
     Raises:
         TimeoutError: not all ranks have met in time.
         ConfigError: the environment of this rank and of rank 0 do not fit together, or an option is wrong.
         PeerDaemonLost: a daemon or master did not start.
-
-    Attributes:
-        connections: of the groups that are not left.
-        bytes_sent: by this process, in all groups: payload and headers of what was committed.
     """
 
     def __init__(self, store: Store, rank: int, size: int, timeout: float) -> None:
@@ -175,12 +168,8 @@ class Cluster:
     ) -> Communicator:
         """Become a member of a group, named by rank; its ring order is the master's. Blocks until all have joined.
 
-        Args:
-            group: torch's name of it. A name may come again after its group has ended.
-            rank: in the group.
-            size: of the group.
-            timeout: seconds.
-            look: called meanwhile; what it raises ends the wait.
+        Torch's name of a group may come again after the group has ended. *look* is called meanwhile; what it raises
+        ends the wait.
         """
         use = self._uses[group] = self._uses.get(group, -1) + 1
         attach = attachment(f"torch-{self._answer.run}-{group}.{use}"[:128], member(rank), size, 1)

@@ -17,19 +17,11 @@ from wancoll.torch.backend.torch_errors import raised
 
 
 class Pieces:
-    """What this rank brings of a sparse tensor, and how what all bring becomes the result.
+    """What this rank brings of a sparse_coo tensor, and how what all bring becomes the result, which replaces it.
 
-    Args:
-        tensor: sparse_coo; the result replaces what it holds.
-        op: torch's ReduceOp: SUM.
-        call: names the caller in errors.
-
-    Attributes:
-        header: int64 (2,): how many places have a value here, and a digest of what must be alike on all ranks.
-        parts: the indices, int64 (sparse dimensions x places), and the values (places x dense dimensions).
-
-    Raises:
-        ConfigError: the op is another one, or the layout is.
+    The *header*, int64 (2,), has how many places have a value here, and a digest of what must be alike on all ranks.
+    The *parts* are the indices, int64 (sparse dimensions x places), and the values (places x dense dimensions). Raises
+    ConfigError: the op is not SUM, or the layout is another.
     """
 
     def __init__(self, tensor: torch.Tensor, op: Any, call: str) -> None:
@@ -49,8 +41,7 @@ class Pieces:
     def room(self, headers: list[torch.Tensor]) -> list[list[torch.Tensor]]:
         """Where to gather the parts of all: indices by rank, and values by rank.
 
-        Raises:
-            CollectiveMismatch: the ranks' tensors are not alike, or cannot be; every rank sees it.
+        Raises CollectiveMismatch, on every rank: the ranks' tensors are not alike, or cannot be.
         """
         others = [rank for rank, each in enumerate(headers) if int(each[1]) != int(self.header[1])]
         if others:
@@ -72,11 +63,7 @@ class Pieces:
         ]
 
     def put(self, room: list[list[torch.Tensor]]) -> None:
-        """Make the target what all brought together.
-
-        Raises:
-            CollectiveMismatch: a rank names a place that the tensor does not have; every rank sees it.
-        """
+        """Make the target what all brought. Raises CollectiveMismatch, on every rank: a place lies outside."""
         indices, values = room
         lengths = self._target.shape[: self._target.sparse_dim()]
         ends = torch.tensor(lengths, device=values[0].device)[:, None]

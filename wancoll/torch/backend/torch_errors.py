@@ -14,10 +14,7 @@ from wancoll.errors import TimeoutError, WancollError
 def raised(bad: WancollError, call: str, also: str = "") -> WancollError:
     """*bad* as an error of *call*: of the same class, and of torch's DistBackendError (a RuntimeError).
 
-    Args:
-        bad: what the client raised.
-        call: the operation's name.
-        also: more that is known, for example who was lost.
+    *also* is more that is known, for example who was lost.
     """
     if isinstance(bad, DistBackendError):
         return bad

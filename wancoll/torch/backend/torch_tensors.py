@@ -27,11 +27,7 @@ _OF_COMPLEX = ("SUM", "AVG", "PREMUL_SUM")  # what is done to the two parts each
 
 
 def flat(tensor: torch.Tensor, call: str) -> torch.Tensor:
-    """*tensor* in one dimension, contiguous: a view where it can be, else a copy.
-
-    Raises:
-        ConfigError: its elements do not lie in memory of its own.
-    """
+    """*tensor* flat and contiguous, a view where it can be, else a copy. Raises ConfigError: it has no memory."""
     try:
         check_plain(tensor, "")
     except ConfigError as bad:
@@ -68,20 +64,11 @@ def shortened(text: str) -> str:
 
 
 class Reduction:
-    """How a torch reduce op is done to tensors of one dtype.
+    """How a torch reduce op, with its factor where it has one, is done to tensors of one dtype.
 
-    Args:
-        op: torch's ReduceOp, with its factor where it has one.
-        dtype: of the tensors.
-        call: names the caller in errors.
-
-    Attributes:
-        name: the client's op; for bitwise ones None.
-        bitwise: what joins two members' values; None: the op is the client's.
-        label: what the client's call does not show: torch's op, and the dtype. All ranks must say the same of one call.
-
-    Raises:
-        ConfigError: there is no such op for that dtype.
+    *name* is the client's op. For bitwise ops it is None, and *bitwise* joins two members' values. *label* is what the
+    client's call does not show, torch's op and the dtype: all ranks must say the same of one call. Raises ConfigError:
+    there is no such op for that dtype.
     """
 
     def __init__(self, op: Any, dtype: torch.dtype, call: str) -> None:

@@ -27,13 +27,8 @@ class Act(Enum):
 def turn(step: int, every: int, fragments: int, delay: int) -> list[tuple[Act, int]]:
     """What happens after the inner step number *step*, counted from 1: in this order, on every member alike.
 
-    Members are admitted last, so that a newcomer goes on with the next inner step, as they do.
-
-    Args:
-        step: inner steps done.
-        every: inner steps of a round.
-        fragments: 1 to most_fragments(every, delay).
-        delay: inner steps for which a fragment is under way, 0 to *every* - 1.
+    A round is *every* inner steps, and a fragment is under way for *delay* of them. Members are admitted last, so that
+    a newcomer goes on with the next inner step, as they do.
     """
     admits = every - 1 if delay else every
     ends: list[tuple[int, int]] = []  # how long ago it began, fragment
@@ -64,12 +59,7 @@ def most_fragments(every: int, delay: int) -> int:
 
 
 def cut(sizes: Sequence[int], fragments: int) -> list[range]:
-    """Indices of the parameters of each fragment: neighbours stay together, and fragments are about equally large.
-
-    Args:
-        sizes: elements of each parameter, in the model's order.
-        fragments: at most one for each parameter.
-    """
+    """Indices of the parameters of each fragment: neighbours stay together, and fragments are about equally large."""
     ends = list(accumulate(sizes, initial=0))
     cuts = [0]
     for p in range(1, fragments):
