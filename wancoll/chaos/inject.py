@@ -7,6 +7,7 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from wancoll.chaos.clients import Clients
 from wancoll.chaos.core.faults import STORM, Fault
@@ -137,22 +138,14 @@ class Injector:
 
     def _point(self, one: Injected, fault: Fault) -> None:
         """Armed until it is hit; then as kill and stop."""
-        self._cluster.failpoint(fault.slot, fault.point, fault.action)
-        pause = fault.action == "pause"
-        pid = self._cluster.pid(fault.slot)
-        one.hit = self._until(lambda: is_stopped(pid) if pause else not self._cluster.running(fault.slot))
-        if not one.hit:
-            one.note = f"{fault.point} was not reached"
-            self._cluster.failpoint(fault.slot, fault.point, "clear")
-            if self._cluster.running(fault.slot) and not is_stopped(pid):
-                return
-            one.hit, one.note = True, ""  # after all
-        one.began, one.phase = time.monotonic(), fault.point
-        self._wait(fault.seconds)
-        if pause:
-            self._cluster.resume(fault.slot)
+        slot, pid = fault.slot, self._cluster.pid(fault.slot)
+        arm = partial(self._cluster.failpoint, slot, fault.point)
+        if not self._is_hit(one, arm, lambda: is_stopped(pid) or not self._cluster.running(slot)):
+            return
+        if fault.action == "pause":
+            self._cluster.resume(slot)
         else:
-            self._cluster.restart_peer(fault.slot)
+            self._cluster.restart_peer(slot)
 
     def _twin(self, one: Injected, fault: Fault) -> None:
         one.hit, one.began = True, time.monotonic()
@@ -234,18 +227,8 @@ class Injector:
 
     def _master_point(self, one: Injected, fault: Fault) -> None:
         with self._only_fault():
-            self._cluster.master_failpoint(fault.point, "kill")
-            one.hit = self._until(self._no_master)
-            if not one.hit:
-                one.note = f"{fault.point} was not reached"
-                with contextlib.suppress(ConfigError):
-                    self._cluster.master_failpoint(fault.point, "clear")
-                if not self._no_master():
-                    return
-                one.hit, one.note = True, ""
-            one.began, one.phase = time.monotonic(), fault.point
-            self._wait(fault.seconds)
-            self._cluster.start_master()
+            if self._is_hit(one, partial(self._cluster.master_failpoint, fault.point), self._no_master):
+                self._cluster.start_master()
 
     def _master_full_disk(self, one: Injected, fault: Fault) -> None:
         with self._only_fault():
@@ -280,6 +263,21 @@ class Injector:
         return False
 
     # ---- inside --------------------------------------------------------------------------------------
+
+    def _is_hit(self, one: Injected, arm: Callable[[str], None], down: Callable[[], bool]) -> bool:
+        """Arm the fault's failpoint until a process is down; then wait. False: nothing came there."""
+        fault = one.fault
+        arm(fault.action)
+        if not self._until(down):
+            with contextlib.suppress(ConfigError):
+                arm("clear")
+        one.hit = down()  # perhaps at the last moment
+        if one.hit:
+            one.began, one.phase = time.monotonic(), fault.point
+            self._wait(fault.seconds)
+        else:
+            one.note = f"{fault.point} was not reached"
+        return one.hit
 
     def _for_a_while(self, one: Injected, breaks: Callable[[], object], heals: Callable[[], object]) -> None:
         one.hit, one.began = True, time.monotonic()

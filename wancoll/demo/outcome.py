@@ -15,28 +15,17 @@ ALLOWED_POINTS = 1.0  # of accuracy between the elastic run and the single proce
 
 @dataclass(slots=True)
 class Outcome:
-    """Filled while the demo runs.
+    """Filled while the demo runs."""
 
-    Attributes:
-        steps: how many were planned.
-        reports: member -> its reports, one per step that it took part in.
-        finished: member -> its last report.
-        alone, alone_finished: the same of the single process.
-        victim: the member that was killed, "" until then.
-        killed_in: the step whose all-reduce it was killed in, so the first one without it.
-        killed_at: time.monotonic() of the SIGKILL, seconds.
-        newcomer: the member that joined, "" until then.
-    """
-
-    steps: int
-    reports: dict[str, list[Stepped]] = field(default_factory=dict)
-    finished: dict[str, Finished] = field(default_factory=dict)
-    alone: list[Stepped] = field(default_factory=list)
+    steps: int  # how many were planned
+    reports: dict[str, list[Stepped]] = field(default_factory=dict)  # by member, one per step that it took part in
+    finished: dict[str, Finished] = field(default_factory=dict)  # by member, its last report
+    alone: list[Stepped] = field(default_factory=list)  # of the single process
     alone_finished: Finished | None = None
-    victim: str = ""
-    killed_in: int = 0
-    killed_at: float = 0.0
-    newcomer: str = ""
+    victim: str = ""  # the member that was killed
+    killed_in: int = 0  # the step whose all-reduce it was killed in, so the first one without it
+    killed_at: float = 0.0  # time.monotonic() of the SIGKILL, seconds
+    newcomer: str = ""  # the member that joined
 
     @property
     def members(self) -> list[str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
 import trio
@@ -21,20 +22,15 @@ _LOOK = 0.25  # seconds between looks at how late the event loop is
 _SHARE = 0.05  # of the event loop's time that goes into texts at most
 
 
+@dataclass(slots=True)
 class Source:
-    """The process that the port tells of.
+    """The process that the port tells of."""
 
-    Args:
-        role: "peer" or "master".
-        kernels: of the engine; "": it has none.
-        families: gives all metrics but those of the port itself, each made when it is taken; None is a pause.
-        unready: gives why it is not ready, "" if it is.
-    """
-
-    def __init__(
-        self, role: str, kernels: str, families: Callable[[], Iterator[f.Family | None]], unready: Callable[[], str]
-    ) -> None:
-        self.role, self.kernels, self.families, self.unready = role, kernels, families, unready
+    role: str  # "peer" or "master"
+    kernels: str  # of the engine; "": it has none
+    # gives all metrics but those of the port itself, each made when it is taken; None is a pause
+    families: Callable[[], Iterator[f.Family | None]]
+    unready: Callable[[], str]  # gives why it is not ready, "" if it is
 
 
 class MetricsPort:

@@ -76,11 +76,14 @@ class Ring(NamedTuple):
 
 def rate(order: Sequence[int], bandwidth: Matrix, latency: Matrix) -> Ring:
     """The ring of *order* as it is. Matrices are by place in *order*."""
-    count = len(order)
-    edges = [(i, (i + 1) % count) for i in range(count)] if count > 1 else []
-    return Ring(
-        tuple(order), min((bandwidth[a][b] for a, b in edges), default=inf), sum(latency[a][b] for a, b in edges)
-    )
+    return _rated(order, range(len(order)), bandwidth, latency)
+
+
+def _rated(order: Sequence[int], path: Sequence[int], bandwidth: Matrix, latency: Matrix) -> Ring:
+    """The ring that goes through the places of *path* in turn."""
+    edges = list(zip(path, [*path[1:], path[0]], strict=True)) if len(path) > 1 else []
+    slowest = min((bandwidth[a][b] for a, b in edges), default=inf)
+    return Ring(tuple(order[i] for i in path), slowest, sum(latency[a][b] for a, b in edges))
 
 
 def best_ring(
@@ -103,12 +106,7 @@ def best_ring(
         path = _exact(count, bandwidth, latency, allowed)
     else:
         path = ring_search.search(count, bandwidth, latency, allowed, _SEARCH_STEPS)
-    if path is None:
-        return None
-    edges = list(zip(path, path[1:] + path[:1], strict=True))
-    return Ring(
-        tuple(order[i] for i in path), min(bandwidth[a][b] for a, b in edges), sum(latency[a][b] for a, b in edges)
-    )
+    return None if path is None else _rated(order, path, bandwidth, latency)
 
 
 def better_ring(

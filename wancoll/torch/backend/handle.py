@@ -100,7 +100,7 @@ class Operation(dist.Work):
         except Exception as bad:
             self._error = bad
         self._parts = self._parts[:0]
-        self._finish = _nothing
+        self._finish = lambda _receipts: None
         self._settled = True
 
     def _run_to_end(self) -> None:
@@ -210,10 +210,6 @@ class Operation(dist.Work):
             self._late = self._still_pending()
         assert self._base is not None
         self._base.set_result(None)
-
-
-def _nothing(_receipts: list[Receipt]) -> None:
-    pass
 
 
 @cache
