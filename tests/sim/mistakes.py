@@ -386,9 +386,9 @@ def the_last_word_first() -> Iterator[None]:
     """The end of the member is told before what became of its calls."""
     real = core.Member._finish
 
-    def finish(self: core.Member, ending: outcomes.Ending) -> list[cmd.Command]:
-        last = [cmd.ToClient(ending.last)] if ending.last is not None else []
-        return [*last, *real(self, ending._replace(last=None))]
+    def finish(self: core.Member, ending: outcomes.Ending, *first: cmd.Command) -> list[cmd.Command]:
+        last = [cmd.ToClient(ending.last)] if ending.last is not None and not self.over else []
+        return [*last, *real(self, ending._replace(last=None), *first)]
 
     with patch.object(core.Member, "_finish", finish):
         yield

@@ -372,7 +372,9 @@ class Session:
     # ---- commands ------------------------------------------------------------------------------------
 
     def run(self, commands: list[cmd.Command]) -> None:
-        """Carry out the member's commands, in order and without waiting."""
+        """Carry out the member's commands, in order and without waiting. One that met a bug has none to give."""
+        if self._broken:
+            return
         for command in commands:
             match command:
                 case cmd.ToMaster(message):

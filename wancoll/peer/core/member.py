@@ -165,17 +165,13 @@ class Member:
 
     def leave(self, reason: str, *, died: bool = False, ending: outcomes.Ending | None = None) -> list[cmd.Command]:
         """The client detached or *died*, or the daemon stops. Ends everything; *ending* says what is told of that."""
-        if self.over:
-            return []
         leave = m.Leave(self.group, self.name, f"its client died: {reason}"[:1024] if died else "", died)
-        return [cmd.ToMaster(leave), *self._finish(ending or outcomes.left(self.name, reason))]
+        return self._finish(ending or outcomes.left(self.name, reason), cmd.ToMaster(leave))
 
     def lost(self, reason: str) -> list[cmd.Command]:
         """Its daemon goes down in the middle of what it does: the others lose it, and its client has not died."""
-        if self.over:
-            return []
         leave = m.Leave(self.group, self.name, reason[:1024])
-        return [cmd.ToMaster(leave), *self._finish(outcomes.left(self.name, reason))]
+        return self._finish(outcomes.left(self.name, reason), cmd.ToMaster(leave))
 
     # ---- from the master -----------------------------------------------------------------------------
 
@@ -268,7 +264,7 @@ class Member:
 
     def resumed(self, resumed: m.Resumed) -> list[cmd.Command]:
         """All members have reported to the new master, and the epoch goes on: say again what it needs to know."""
-        if self.over or not self.master_session.reporting or resumed.epoch != self.epoch_number:
+        if not self.master_session.reporting or resumed.epoch != self.epoch_number:
             return []
         self.master_session.known()
         self.collectives.master_away = False
@@ -281,7 +277,7 @@ class Member:
         Raises:
             ProtocolError: it contradicts itself; nothing has changed.
         """
-        if self.over or epoch.epoch <= self.epoch_number or (self.epoch and epoch.term < self.epoch.term):
+        if epoch.epoch <= self.epoch_number or (self.epoch and epoch.term < self.epoch.term):
             return []
         check_epoch(epoch, self.mid)
         if self.seat is None:
@@ -304,41 +300,39 @@ class Member:
         Raises:
             ProtocolError: it is about another base, or cannot be.
         """
-        if self.over or self.seat is None or told.epoch <= self.epoch_number or told.term < self.seat.epoch.term:
+        if self.seat is None or told.epoch <= self.epoch_number or told.term < self.seat.epoch.term:
             return []
         return self.enter_epoch(applied(self.seat.epoch, told), now)
 
     def commit(self, commit: m.Commit, now: float) -> list[cmd.Command]:
         """All ops of the epoch up to commit.upto are committed (R1, R3)."""
-        if self.over or commit.epoch != self.epoch_number:
+        if commit.epoch != self.epoch_number:
             return []
         return self.collectives.commit(commit.upto, now)
 
     def abort(self, abort: m.Abort) -> list[cmd.Command]:
         """Stop the epoch's ops; the master is about to send the next epoch."""
-        if self.over or abort.epoch != self.epoch_number:
+        if abort.epoch != self.epoch_number:
             return []
         self.master_session.known()  # a new master that was reported to wants the epoch to end
         return self.collectives.abort(abort.ask)
 
     def cover(self, cover: m.Cover, now: float) -> list[cmd.Command]:
         """Take part in a call for the client, if it has not made it (R20)."""
-        if self.over or self.seat is None or cover.epoch != self.epoch_number:
+        if self.seat is None or cover.epoch != self.epoch_number:
             return []
         return self.collectives.cover(cover, now)
 
     def matched(self, matched: m.Matched) -> list[cmd.Command]:
         """A send or recv has found its other half."""
-        return [] if self.over or self.seat is None else self.p2p.matched(matched)
+        return [] if self.seat is None else self.p2p.matched(matched)
 
     def settled(self, settled: m.Settled, now: float) -> list[cmd.Command]:
         """A send or recv has ended on both sides."""
-        return [] if self.over or self.seat is None else self.p2p.settled(settled, now)
+        return [] if self.seat is None else self.p2p.settled(settled, now)
 
     def evicted(self, evicted: m.Evicted, now: float) -> list[cmd.Command]:
         """The master put this member out; what had committed until then still counts (R8)."""
-        if self.over:
-            return []
         commands = self.collectives.commit(evicted.committed_upto, now, out=True)
         if evicted.epoch == self.epoch_number:
             commands += self.collectives.commit_equal(evicted.digests, now)
@@ -347,22 +341,22 @@ class Member:
     def forgotten(self, cause: str) -> list[cmd.Command]:
         """The control connection was lost, and the master that answers now does not know this member any more."""
         votes = self.seat is not None and self.seat.votes
-        return [] if self.over else self._finish(outcomes.forgotten(self.name, cause, votes=votes))
+        return self._finish(outcomes.forgotten(self.name, cause, votes=votes))
 
     def without_master(self, now: float) -> list[cmd.Command]:
         """No master for heartbeat_timeout, or still none: members go on without it where they can (C11)."""
         self._at(now)
-        return [] if self.over or self.seat is None else self.collectives.without_master()
+        return self.collectives.without_master()
 
     def ask(self, now: float) -> list[cmd.Command]:
         """At each heartbeat interval, whether a master is there or not: ask for votes that it lacks (C10)."""
         self._at(now)
-        return [] if self.over or self.seat is None else self.collectives.ask()
+        return self.collectives.ask()
 
     @property
     def votes(self) -> bool:
         """Whether it commits by itself, with the others of its epoch."""
-        return not self.over and self.seat is not None and self.seat.votes
+        return self.collectives.tally is not None
 
     def master_is_back(self) -> None:
         """A master is connected. One that does not know the member yet has to answer its report first."""
@@ -371,22 +365,23 @@ class Member:
 
     def master_unreachable(self, address: str, waited: float, cause: str) -> list[cmd.Command]:
         """No master within master_grace. What the client has called may or may not have committed (R8)."""
-        if self.over:
-            return []
         ending = outcomes.master_unreachable(self.name, address, waited, cause)
         why = f"its daemon had no master for {waited:.1f} s"
         leave = cmd.ToMaster(m.Leave(self.group, self.name, why))  # for a master that still takes the daemon back
-        return [leave, *self._finish(ending)]
+        return self._finish(ending, leave)
 
     def sent_away(self, daemon: str, reason: str) -> list[cmd.Command]:
         """The master has sent the daemon away for good."""
-        return [] if self.over else self._finish(outcomes.sent_away(daemon, reason))
+        return self._finish(outcomes.sent_away(daemon, reason))
 
-    def _finish(self, ending: outcomes.Ending) -> list[cmd.Command]:
-        """This member is out."""
+    def _finish(self, ending: outcomes.Ending, *first: cmd.Command) -> list[cmd.Command]:
+        """This member is out, unless it was already; *first* is said before all that follows."""
+        if self.over:
+            return []
         self.over, self._last = True, ending.last
         commands = self.collectives.end_all(ending.of) + self.p2p.end_all(ending.of)
-        return [*commands, *self._last_word(), links.Leave()]
+        self.collectives.tally = None  # its votes count no more, and it asks for none
+        return [*first, *commands, *self._last_word(), links.Leave()]
 
     def _last_word(self) -> list[cmd.Command]:
         """The end of the connection, once all has been said of its calls: these may still wait for the engine (R8)."""
@@ -399,6 +394,8 @@ class Member:
 
     def links_say(self, told: links.Told, now: float = 0.0) -> list[cmd.Command]:
         """The daemon's links tell this member."""
+        if self.over:
+            return []
         self._at(now)
         match told:
             case links.Noted(_, mid, note):
@@ -418,7 +415,7 @@ class Member:
 
     def noted(self, mid: int, data: bytes) -> list[cmd.Command]:
         """Member *mid* says what it knows of who has finished what."""
-        if self.over or self.seat is None:
+        if self.seat is None:
             return []
         try:
             return self.collectives.hear(mid, unpack(data, self.group, mid))
@@ -431,29 +428,29 @@ class Member:
 
     def links_ready(self, epoch: int, up: Collection[int]) -> list[cmd.Command]:
         """The neighbours' links are up, and in all those to *up* (mids)."""
-        return [] if self.over or epoch != self.epoch_number else self.collectives.links_up(up)
+        return [] if epoch != self.epoch_number else self.collectives.links_up(up)
 
     def link_lost(self, other: int, reason: str) -> list[cmd.Command]:
         """The link to member *other* broke."""
-        return [] if self.over or self.seat is None else self.collectives.link_lost(other, reason)
+        return [] if self.seat is None else self.collectives.link_lost(other, reason)
 
     def p2p_links(self, up: Collection[int]) -> list[cmd.Command]:
         """The links for sends and recvs that are up are those to *up* (mids)."""
-        return [] if self.over else self.p2p.links_up(up)
+        return self.p2p.links_up(up)
 
     def p2p_link_lost(self, other: int, reason: str) -> list[cmd.Command]:
         """The link for sends and recvs to member *other* broke."""
-        return [] if self.over or self.seat is None else self.p2p.link_lost(other, reason)
+        return [] if self.seat is None else self.p2p.link_lost(other, reason)
 
     def link_unreachable(self, other: int, reason: str) -> list[cmd.Command]:
         """The link to member *other* could not be made within its deadline."""
-        if self.over or self.seat is None:
+        if self.seat is None:
             return []
         return [self.master_session.link_down(self.seat, other, "unreachable", reason)]
 
     def p2p_unreachable(self, other: int, reason: str) -> list[cmd.Command]:
         """The link for sends and recvs to member *other* could not be made within its deadline."""
-        return [] if self.over or self.seat is None else self.p2p.link_unreachable(other, reason)
+        return [] if self.seat is None else self.p2p.link_unreachable(other, reason)
 
     def mismatch(self, seq: int) -> list[cmd.Command]:
         """A neighbour's frame says that it called something else at *seq*."""
@@ -461,11 +458,11 @@ class Member:
 
     def input_there(self, op: Op) -> list[cmd.Command]:
         """The client has filled the input of the collective *op*."""
-        return [] if self.over else self.collectives.input_there(op)
+        return self.collectives.input_there(op)
 
     def written(self, op: Op) -> list[cmd.Command]:
         """The client has written to the input of *op*, which runs again."""
-        return [] if self.over or self.seat is None else self._book(op).written(op)
+        return [] if self.over else self._book(op).written(op)
 
     def op_refused(self, engine_id: int, reason: str) -> list[cmd.Command]:
         """The engine does not take the op: it ends, with this *reason*, on all members that it concerns (R14)."""
