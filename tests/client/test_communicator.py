@@ -620,15 +620,6 @@ def test_answers_in_any_order(held: Communicator, manual: FakeDaemon) -> None:
     assert repr(works[0]).endswith("committed>")
 
 
-def test_done_takes_in_the_answer(held: Communicator, manual: FakeDaemon) -> None:
-    work = held.all_reduce(np.ones(3), async_op=True)
-    manual.answer(manual.next_post())
-    deadline = time.monotonic() + 10
-    while not work.done():
-        assert time.monotonic() < deadline
-    assert (work.wait(0).out == 2).all()
-
-
 def test_a_timeout_loses_nothing(held: Communicator, manual: FakeDaemon) -> None:
     x = np.ones(1000)
     started = time.monotonic()
@@ -653,13 +644,6 @@ def test_a_timeout_loses_nothing(held: Communicator, manual: FakeDaemon) -> None
     for bad in (-1, "1", float("nan")):
         with pytest.raises(ConfigError, match="timeout cannot be used"):
             work.wait(bad) if not work.finished else held.update_membership(bad)  # type: ignore[arg-type]
-
-
-def test_update_membership_times_out_too(held: Communicator, manual: FakeDaemon) -> None:
-    with pytest.raises(TimeoutError, match=r"update_membership\(\) of group 'default'.*still pending") as caught:
-        held.update_membership(timeout=0.05)
-    manual.answer(manual.next_post())
-    caught.value.work.wait(10)
 
 
 def test_ctrl_c_while_waiting(held: Communicator, manual: FakeDaemon) -> None:
@@ -914,28 +898,6 @@ def test_a_waiting_thread_takes_over_the_reading(held: Communicator, manual: Fak
     assert follower().seq == 2
 
 
-def test_threads_post_and_wait_at_once(comm: Communicator) -> None:
-    def work(mark: int) -> int:
-        wrong = 0
-        for i in range(100):
-            x = comm.zeros(BIG if i % 10 == 0 else 50)
-            x[:] = mark
-            comm.all_reduce(x, timeout=20)
-            wrong += int((x != 2 * mark).any())
-        return wrong
-
-    joins = [in_thread(lambda mark=mark: work(mark)) for mark in range(1, 5)]  # type: ignore[misc]
-    assert [join() for join in joins] == [0, 0, 0, 0]
-
-
-def test_a_thread_that_computes_is_not_held_up(held: Communicator, manual: FakeDaemon) -> None:
-    join = in_thread(lambda: held.all_reduce(np.ones(3), timeout=20))
-    manual.wait_for_posts(1)
-    assert sum(range(1000)) == 499500  # the GIL is free
-    manual.answer(manual.posts[0])
-    assert join().seq == 1
-
-
 # ---- failures ---------------------------------------------------------------------------------------
 
 
@@ -1004,32 +966,6 @@ def test_the_end_of_a_membership_fails_all_that_is_pending(held: Communicator, m
     assert repr(held) == f"<Communicator 'me' of group 'default': over (Evicted); {where}>"
 
 
-def test_the_daemon_dies(held: Communicator, manual: FakeDaemon) -> None:
-    x = held.zeros(BIG)
-    work = held.all_reduce(x, async_op=True)
-    manual.wait_for_posts(1)
-    manual.hang_up()
-    with refused(
-        f"peer daemon 'fake' at {manual.path}: the call was open",
-        "may have committed it",
-        "it closed the connection",
-        "wancoll peer",
-        error=OutcomeUnknown,
-    ) as caught:
-        work.wait(10)
-    assert isinstance(caught.value.__cause__, PeerDaemonLost)
-    over(held, PeerDaemonLost, "is gone")
-    assert not x.any()
-
-
-def test_the_daemon_says_why_before_it_goes(held: Communicator, manual: FakeDaemon) -> None:
-    manual.send(m.Failure(0, "Evicted", "out", "", "", "", "", {}))
-    manual.hang_up()
-    with pytest.raises(Evicted):
-        held.all_reduce(np.ones(3), timeout=10)  # the send may fail, the reason counts
-    over(held, Evicted, "out")
-
-
 @pytest.mark.parametrize(
     ("data", "words"),
     [
@@ -1088,17 +1024,6 @@ def test_close(held: Communicator, manual: FakeDaemon) -> None:
     over(held, ConfigError, "closed")
     assert (x == 4).all()  # readable for as long as it lives
     assert (y == 1).all()
-
-
-def test_close_fails_what_nobody_waits_for(held: Communicator, manual: FakeDaemon) -> None:
-    work = held.all_reduce(np.ones(3), async_op=True)
-    manual.wait_for_posts(1)
-    held.close()
-    assert held.pending == ()
-    assert work.finished
-    with pytest.raises(OutcomeUnknown, match="the communicator is closed"):
-        work.wait(0)
-    manual.wait_for(lambda: manual.goodbye)
 
 
 def test_arrays_outlive_the_communicator(daemon: FakeDaemon) -> None:

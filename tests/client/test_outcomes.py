@@ -197,15 +197,6 @@ def test_no_memory_of_a_call_that_was_open_at_the_end_is_used_again(held: Commun
     assert not {post.front, post.back} & {lease.block.offset for lease in leases}
 
 
-def test_what_takes_too_long_goes_on(held: Communicator, manual: FakeDaemon) -> None:
-    x = np.ones(3)
-    with pytest.raises(TimeoutError) as caught:
-        held.all_reduce(x, timeout=0.01)
-    manual.answer(manual.next_post())
-    assert caught.value.work.wait(20).out is x
-    assert (x == 2).all()
-
-
 @pytest.mark.parametrize("name", cells(2, DONE))
 def test_when_it_is_committed(
     held: Communicator, manual: FakeDaemon, monkeypatch: pytest.MonkeyPatch, name: str

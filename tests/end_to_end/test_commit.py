@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -12,18 +11,13 @@ import numpy as np
 import pytest
 
 import wancoll
-from tests.faults.support import wait_until
+from tests.faults.support import cluster_fixture, wait_until
 from wancoll.chaos import Cluster, in_threads
 from wancoll.cli import main
 from wancoll.wire import messages as m
 
 GROUPS = itertools.count(1)
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(3, fork=True, master_args=["--voters=32"], peer_args=["--master-grace=20"]) as cluster:
-        yield cluster
+cluster = cluster_fixture(3, master_args=["--voters=32"], peer_args=["--master-grace=20"])
 
 
 def join(cluster: Cluster, world: int) -> tuple[str, list[Any]]:

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.faults.support import Background, attempt, new_group, wait_until
+from tests.faults.support import Background, attempt, close_all, cluster_fixture, new_group, ranked, wait_until
 from tests.later import later
 from wancoll._native import ffi
-from wancoll.chaos import Cluster, in_threads
+from wancoll.chaos import Cluster
 from wancoll.client import communicator
 from wancoll.client.memory.arena import Lease
 from wancoll.client.memory.placement import Placement
@@ -73,13 +73,8 @@ class Gated(Placement):
             self.fill(*draw.sample(self.missing, min(len(self.missing), draw.randint(1, 4))))
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    soon = ["--slow-after=0.3"]
-    with Cluster(WORLD, fork=True, master_args=soon, peer_args=soon) as cluster:
-        yield cluster
-        for i in range(len(cluster)):
-            assert cluster.running(i), cluster.logs(i)
+SOON = ["--slow-after=0.3"]
+cluster = cluster_fixture(WORLD, whole=True, master_args=SOON, peer_args=SOON)
 
 
 @pytest.fixture
@@ -88,14 +83,6 @@ def gated(monkeypatch: pytest.MonkeyPatch) -> list[Gated]:
     Gated.made = []
     monkeypatch.setattr(communicator, "Placement", Gated)
     return Gated.made
-
-
-def join(cluster: Cluster, peers: list[int], **options: Any) -> list[Any]:
-    group = new_group()
-    comms = in_threads(
-        lambda i: cluster.connect(peers[i], group=group, start_world=len(peers), **options), len(peers), 30
-    )
-    return sorted(comms, key=lambda comm: comm.rank)
 
 
 def inputs(world: int, count: int = COUNT) -> list[Any]:
@@ -111,14 +98,9 @@ def start(comms: list[Any], given: list[Any]) -> list[Any]:
     return [comm.all_reduce(given[comm.rank].copy(), async_op=True) for comm in comms]
 
 
-def close(*comms: Any) -> None:
-    for comm in comms:
-        comm.close()
-
-
 def test_values(cluster: Cluster, gated: list[Gated]) -> None:
     """Of every collective that reads front, and of send, in and out of place, fed late."""
-    comms = join(cluster, [0, 1, 2])
+    comms = ranked(cluster, [0, 1, 2])
     given = inputs(WORLD, 3 * 100_000)
     total = given[0] + given[1] + given[2]
 
@@ -146,14 +128,14 @@ def test_values(cluster: Cluster, gated: list[Gated]) -> None:
         return comm.recv(x, 0, async_op=True) if comm.rank else comm.send(x, 1, async_op=True)
 
     check(pass_on, [None, given[0]])
-    close(*comms)
+    close_all(comms)
 
 
 @pytest.mark.parametrize("seed", [0, *later(1, 2)])
 def test_a_loss_while_the_gate_is_half_open(cluster: Cluster, gated: list[Gated], seed: int) -> None:
     """A client dies before it has filled its input: that is a leave. The others' retry waits for the same gates."""
     draw = random.Random(seed)
-    comms = join(cluster, [0, 1, 2])
+    comms = ranked(cluster, [0, 1, 2])
     given = inputs(WORLD)
     tensors = [one.copy() for one in given]
     works = [comm.all_reduce(tensors[comm.rank], async_op=True) for comm in comms]
@@ -175,11 +157,11 @@ def test_a_loss_while_the_gate_is_half_open(cluster: Cluster, gated: list[Gated]
         assert np.array_equal(receipt.out, given[rest[0]] + given[rest[1]])
     feeder.join()
     # The daemon of the one that died has let go of its memory, and takes others.
-    again = join(cluster, [0, 1, 2])
+    again = ranked(cluster, [0, 1, 2])
     works = [comm.all_reduce(np.ones(5, np.float32), async_op=True) for comm in again]
     fed(gated[-3:])
     assert all(work.wait(30).out.tolist() == [3] * 5 for work in works)
-    close(*comms, *again)
+    close_all([*comms, *again])
 
 
 def stages(cluster: Cluster, name: str) -> list[str]:
@@ -195,7 +177,7 @@ def _world(comm: Any) -> int:
 
 def test_who_is_waited_for(cluster: Cluster, gated: list[Gated]) -> None:
     """The client whose gate stays shut, by name: in status, in its daemon's, in timeouts; no link, and nobody else."""
-    comms = join(cluster, [0, 1, 2])
+    comms = ranked(cluster, [0, 1, 2])
     given = inputs(WORLD)
     slow = comms[1].name
     before = comms[0].epoch
@@ -220,7 +202,7 @@ def test_who_is_waited_for(cluster: Cluster, gated: list[Gated]) -> None:
         assert np.array_equal(receipt.out, sum(given))
         assert receipt.attempts == 1
     assert comms[0].epoch == before
-    close(*comms)
+    close_all(comms)
 
 
 def _timeout(work: Any) -> str:
@@ -230,9 +212,8 @@ def _timeout(work: Any) -> str:
 
 
 def test_the_call_timeout_is_the_slow_clients(cluster: Cluster, gated: list[Gated]) -> None:
-    comms = join(
-        cluster, [0, 1, 2], call_timeout=2.5
-    )  # longer than a machine stands still while the others fill theirs
+    # Longer than a machine stands still while the others fill theirs.
+    comms = ranked(cluster, [0, 1, 2], call_timeout=2.5)
     given = inputs(WORLD)
     works = start(comms, given)
     for rank in (0, 1):
@@ -243,11 +224,11 @@ def test_the_call_timeout_is_the_slow_clients(cluster: Cluster, gated: list[Gate
     for rank in (0, 1):
         receipt = works[rank].wait(30)
         assert np.array_equal(receipt.out, given[0] + given[1])
-    close(*comms)
+    close_all(comms)
 
 
 def test_a_timeout_and_a_close_while_the_gate_is_half_open(cluster: Cluster, gated: list[Gated]) -> None:
-    comms = join(cluster, [0, 1])
+    comms = ranked(cluster, [0, 1])
     given = inputs(2)
     works = start(comms, given)
     gated[0].fill_all(1)
@@ -259,7 +240,7 @@ def test_a_timeout_and_a_close_while_the_gate_is_half_open(cluster: Cluster, gat
     receipt = works[0].wait(20)
     assert receipt.world_size == 1
     assert np.array_equal(receipt.out, given[0])
-    close(comms[0])
+    comms[0].close()
 
 
 def shut(socket_path: str, group: str) -> Iterator[str]:
@@ -291,7 +272,7 @@ def test_a_process_that_is_killed_or_stopped_with_its_gate_shut(cluster: Cluster
     kinds = [event.kind for event in cluster.status().events if event.group == group]
     assert ("client died" if how == signal.SIGKILL else "evicted") in kinds, kinds
     client.kill()
-    close(comm)
+    comm.close()
 
 
 def test_tables_that_cannot_be(cluster: Cluster, gated: list[Gated], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -307,7 +288,7 @@ def test_tables_that_cannot_be(cluster: Cluster, gated: list[Gated], monkeypatch
         (over("front"), "front and filled overlap"),
         (over("back"), "back and filled overlap"),
     ):
-        comms = join(cluster, [0, 1])
+        comms = ranked(cluster, [0, 1])
         given = inputs(2)
 
         def prepare(self: Gated, deadline: float | None = None, where: Any = where) -> None:
@@ -323,7 +304,7 @@ def test_tables_that_cannot_be(cluster: Cluster, gated: list[Gated], monkeypatch
         receipt = work.wait(30)
         assert receipt.world_size == 1
         assert np.array_equal(receipt.out, given[0])
-        close(*comms)
+        close_all(comms)
 
 
 @pytest.mark.parametrize("seed", [0, *later(1, 2, 3)])
@@ -333,7 +314,7 @@ def test_a_client_that_writes_what_it_likes(cluster: Cluster, gated: list[Gated]
     Its tensor alone may suffer; what the others gave is in the sum as they gave it.
     """
     draw = random.Random(seed)
-    comms = join(cluster, [0, 1, 2])
+    comms = ranked(cluster, [0, 1, 2])
     given = inputs(WORLD)
     works = start(comms, given)
     hostile = gated[1]
@@ -362,7 +343,7 @@ def test_a_client_that_writes_what_it_likes(cluster: Cluster, gated: list[Gated]
     again = start(comms, given)
     fed(gated[-3:])
     assert all(np.array_equal(work.wait(30).out, sum(given)) for work in again)
-    close(*comms)
+    close_all(comms)
 
 
 def test_the_engine_lets_go_of_a_bell_that_its_client_keeps(cluster: Cluster) -> None:
@@ -379,7 +360,7 @@ def test_the_engine_lets_go_of_a_bell_that_its_client_keeps(cluster: Cluster) ->
     comm = cluster.connect(0, group=new_group())
     kept = os.dup(comm._connection.arena.bell)
     assert bells() > 0
-    close(comm)
+    comm.close()
     try:
         wait_until(lambda: bells() == 0, 10, "the daemon has let go of the client's")
     finally:

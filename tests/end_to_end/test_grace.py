@@ -11,26 +11,20 @@ import numpy as np
 import pytest
 
 import wancoll
+from tests.faults.support import close_all, cluster_fixture, join
 from tests.later import later
 from wancoll.chaos import Cluster, in_threads
 
 GRACE = 2.0  # seconds; a machine that stands still for a second makes nobody late
 COUNT = 300_000  # several frames, and pages
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(3, fork=True) as cluster:
-        yield cluster
+cluster = cluster_fixture(3)
 
 
 @pytest.fixture
-def comms(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[list[Any]]:
-    name = request.node.name[:100]
-    found = in_threads(lambda k: cluster.connect(k, group=name, name=f"m{k}", start_world=3), 3, 30)
+def comms(cluster: Cluster) -> Iterator[list[Any]]:
+    found = join(cluster, range(3))
     yield found
-    for comm in found:
-        comm.close()
+    close_all(found)
 
 
 def tensor(k: int, factor: float = 1.0) -> np.ndarray:

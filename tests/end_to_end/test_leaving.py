@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import wancoll
+from tests.faults.support import cluster_fixture
 from wancoll.chaos import Cluster, in_threads
 from wancoll.cli.main import app
 from wancoll.cli.running.peer import EXIT_ASKED_TO_LEAVE
@@ -19,12 +20,7 @@ from wancoll.errors import ConfigError
 from wancoll.testing import ClientProcess
 
 MEMBERS = 3
-
-
-@pytest.fixture
-def cluster() -> Iterator[Cluster]:
-    with Cluster(MEMBERS, fork=True, lanes=1, heartbeat_timeout=30) as cluster:
-        yield cluster
+cluster = cluster_fixture(MEMBERS, scope="function", lanes=1, heartbeat_timeout=30)
 
 
 def train(socket: str, member: int, updates: bool) -> Iterator[tuple[int, tuple[str, ...], int]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import array
 import functools
 import itertools
 import socket
@@ -15,6 +14,8 @@ import numpy as np
 import pytest
 
 import wancoll
+from tests.client.tools import joined_worlds
+from tests.faults.support import close_all, cluster_fixture, ranked, wait_joining
 from tests.later import at_night, later
 from tests.schedule.numbers import digest, storage
 from tests.schedule.reference import execute
@@ -26,15 +27,7 @@ from wancoll.schedule.choose import make
 WORLD = 5
 COUNTS = (0, 1, 2, 3, 1025, 203530)
 BIG = 4 * (1 << 20) + 7
-NAMES = itertools.count(1)
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(WORLD, fork=True) as cluster:
-        yield cluster
-        for i in range(len(cluster)):
-            assert cluster.running(i), cluster.logs(i)
+cluster = cluster_fixture(WORLD, whole=True)
 
 
 @pytest.fixture(scope="module")
@@ -57,22 +50,6 @@ def generic(cluster: Cluster) -> int:
 def elsewhere(cluster: Cluster) -> int:
     """A daemon at another address: in its groups all lanes share each step, as over a network."""
     return cluster.add_peer("--listen=127.0.0.2:0")
-
-
-def join(cluster: Cluster, peers: list[int], group: str = "", **options: Any) -> list[Any]:
-    """One member for each entry of *peers*, in rank order."""
-    group = group or f"group-{next(NAMES)}"
-    comms = in_threads(
-        lambda k: cluster.connect(peers[k], group=group, name=f"m{k}", start_world=len(peers), **options),
-        len(peers),
-        30,
-    )
-    return sorted(comms, key=lambda comm: comm.rank)
-
-
-def close_all(comms: list[Any]) -> None:
-    for comm in comms:
-        comm.close()
 
 
 # ---- values ------------------------------------------------------------------------------------------
@@ -150,11 +127,8 @@ def check_values(comms: list[Any], dtype: DType, ops: list[ReduceOp], counts: li
 
 @pytest.fixture(scope="module")
 def worlds(cluster: Cluster) -> Iterator[dict[int, list[Any]]]:
-    """World size to a group of that size."""
-    groups = {world: join(cluster, list(range(world))) for world in range(1, WORLD + 1)}
-    yield groups
-    for comms in groups.values():
-        close_all(comms)
+    with joined_worlds(cluster, WORLD) as groups:
+        yield groups
 
 
 @pytest.mark.parametrize("dtype", DType)
@@ -186,7 +160,7 @@ def test_same_bytes_with_fewer_lanes_and_portable_kernels(
 ) -> None:
     """check_values compares with the reference, so equal to it with each setting means equal to each other."""
     for peers in ([0, one_lane, 1], [0, three_lanes, three_lanes], [generic, generic, generic], [0, generic, 1]):
-        comms = join(cluster, peers)
+        comms = ranked(cluster, peers)
         check_values(comms, dtype, list(ReduceOp), [3, 1025, 203530])
         close_all(comms)
 
@@ -196,7 +170,7 @@ def test_same_bytes_where_all_lanes_share_a_step(
     cluster: Cluster, elsewhere: int, three_lanes: int, dtype: DType
 ) -> None:
     for peers in ([0, elsewhere], [0, elsewhere, 1, 2], [elsewhere, three_lanes, 0]):
-        comms = join(cluster, peers)
+        comms = ranked(cluster, peers)
         check_values(comms, dtype, [ReduceOp.sum, ReduceOp.avg], [1025, BIG])
         close_all(comms)
 
@@ -209,7 +183,7 @@ def test_all_values_with_fewer_lanes_and_portable_kernels(
     cluster: Cluster, one_lane: int, three_lanes: int, generic: int, world: int, dtype: DType
 ) -> None:
     for special in (one_lane, three_lanes, generic):
-        comms = join(cluster, [special] * world)
+        comms = ranked(cluster, [special] * world)
         check_values(comms, dtype, list(ReduceOp), list(COUNTS))
         close_all(comms)
 
@@ -218,7 +192,7 @@ def test_all_values_with_fewer_lanes_and_portable_kernels(
 
 
 def test_receipt(cluster: Cluster) -> None:
-    comms = join(cluster, [0, 1, 2, 3], group="receipts", min_world=2)
+    comms = ranked(cluster, [0, 1, 2, 3], group="receipts", min_world=2)
     count = 1_000_003
     for seq in (1, 2):
         tensors = [np.full(count, 10.0**rank, np.float32) for rank in range(4)]
@@ -244,68 +218,6 @@ def test_receipt(cluster: Cluster) -> None:
     close_all(comms)
 
 
-def test_eight_ops_in_flight(cluster: Cluster) -> None:
-    comms = join(cluster, [0, 1, 2])
-
-    def member(rank: int) -> list[Any]:
-        tensors = [np.full(100_000 + i, (i + 1) * 10.0**rank, np.float32) for i in range(8)]
-        works = [comms[rank].all_reduce(tensor, op="sum", async_op=True) for tensor in tensors]
-        receipts = [work.wait(timeout=30) for work in works]
-        for i, tensor in enumerate(tensors):
-            assert (tensor == 111 * (i + 1)).all()
-        return [receipt.seq for receipt in receipts]
-
-    assert in_threads(member, 3) == [list(range(1, 9))] * 3
-    close_all(comms)
-
-
-def test_other_kinds_of_tensors(cluster: Cluster) -> None:
-    comms = join(cluster, [0, 1])
-
-    def member(rank: int) -> None:
-        comm = comms[rank]
-        plain = array.array("d", [1.0 + rank, 2.0])
-        comm.all_reduce(plain, op="sum")
-        assert list(plain) == [3.0, 4.0]
-        raw = bytearray([1, 2, 3 + rank])
-        comm.all_reduce(raw, op="max")
-        assert raw == bytearray([1, 2, 4])
-        grid = np.full((3, 5, 7), rank + 1, np.int32)
-        comm.all_reduce(grid, op="prod")
-        assert (grid == 2).all()
-        scalar = np.array(float(rank))
-        comm.all_reduce(scalar, op="sum")
-        assert scalar == 1.0
-        place = comm.empty((4, 3), "float64")
-        assert place.shape == (4, 3)
-        place[...] = rank
-        receipt = comm.all_reduce(place, op="avg")
-        assert receipt.out is place
-        assert (place == 0.5).all()
-
-    in_threads(member, 2)
-    close_all(comms)
-
-
-def test_torch_tensors(cluster: Cluster) -> None:
-    torch = pytest.importorskip("torch")
-    comms = join(cluster, [0, 1, 2])
-
-    def member(rank: int) -> None:
-        comm = comms[rank]
-        for kind in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.uint8):
-            tensor = torch.full((33, 17), rank + 1, dtype=kind)
-            receipt = comm.all_reduce(tensor, op="sum")
-            assert receipt.out is tensor
-            assert bool((tensor == 6).all())
-            out = torch.zeros((33, 17), dtype=kind)
-            comm.all_reduce(torch.full((33, 17), rank + 1, dtype=kind), out=out, op="max")
-            assert bool((out == 3).all())
-
-    in_threads(member, 3)
-    close_all(comms)
-
-
 # ---- membership --------------------------------------------------------------------------------------
 
 
@@ -321,16 +233,6 @@ def sum_of_ones(comms: list[Any]) -> list[float]:
     return in_threads(member, len(comms), 30)
 
 
-def wait_joining(cluster: Cluster, group: str, name: str) -> None:
-    deadline = time.monotonic() + 10
-    while not any(
-        found.name == group and any(x.name == name and x.state == "joining" for x in found.members)
-        for found in cluster.status().groups
-    ):
-        assert time.monotonic() < deadline, f"{name} has not asked to join {group}"
-        time.sleep(0.005)
-
-
 def connecting(cluster: Cluster, i: int, **options: Any) -> Future[Any]:
     pool = ThreadPoolExecutor(1)
     future = pool.submit(cluster.connect, i, **options)
@@ -339,7 +241,7 @@ def connecting(cluster: Cluster, i: int, **options: Any) -> Future[Any]:
 
 
 def test_update_membership(cluster: Cluster) -> None:
-    comms = join(cluster, [0, 1], group="growing")
+    comms = ranked(cluster, [0, 1], group="growing")
     epoch = comms[0].epoch
     assert sum_of_ones(comms) == [2.0, 2.0]
     in_threads(lambda k: comms[k].update_membership(), 2)  # nobody waits
@@ -365,7 +267,7 @@ def test_update_membership(cluster: Cluster) -> None:
 
 def test_two_groups_at_once(cluster: Cluster) -> None:
     """The same daemons serve both; each has its own order of calls."""
-    first, second = join(cluster, [0, 1, 2]), join(cluster, [2, 1, 0])
+    first, second = ranked(cluster, [0, 1, 2]), ranked(cluster, [2, 1, 0])
 
     def run(place: int) -> list[int]:
         group, rank = divmod(place, 3)
@@ -383,7 +285,7 @@ def test_two_groups_at_once(cluster: Cluster) -> None:
 
 
 def test_two_clients_of_one_daemon(cluster: Cluster) -> None:
-    comms = join(cluster, [0, 0, 1, 1])
+    comms = ranked(cluster, [0, 0, 1, 1])
     check_values(comms, DType.float32, [ReduceOp.sum, ReduceOp.avg], [0, 5, 203530])
     close_all(comms)
 
@@ -398,7 +300,7 @@ def test_names_are_made_where_none_are_given(cluster: Cluster) -> None:
 def test_sigterm_drains_and_leaves() -> None:
     """The op that runs when the signal comes commits with all members; then the daemon leaves, the others go on."""
     with Cluster(3, fork=True) as cluster:
-        comms = join(cluster, [0, 1, 2])
+        comms = ranked(cluster, [0, 1, 2])
         tensors = [np.full(4_000_000, 10.0**rank, np.float32) for rank in range(3)]
         works = [comm.all_reduce(x, op="sum", async_op=True) for comm, x in zip(comms, tensors, strict=True)]
         leaver = next(k for k, comm in enumerate(comms) if comm.name == "m1")
@@ -434,7 +336,7 @@ def test_other_listen_addresses(host: str) -> None:
     advertise = ["--advertise=localhost"] if host == "localhost" else []
     with Cluster(2, fork=True, listen=f"{host}:0", peer_args=advertise) as cluster:
         assert cluster.status().daemons
-        comms = join(cluster, [0, 1])
+        comms = ranked(cluster, [0, 1])
         assert sum_of_ones(comms) == [2.0, 2.0]
         if advertise:
             addresses = [x for group in cluster.status().groups for member in group.members for x in member.addresses]

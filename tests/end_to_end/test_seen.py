@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.faults.support import cluster_fixture
 from wancoll.chaos import Cluster, in_threads
 
 WANCOLL = [sys.executable, "-m", "wancoll"]
@@ -101,10 +102,7 @@ def test_two_masters_that_nothing_elects_are_named(tmp_path: Path) -> None:
         assert "masters" not in same.once("doctor")[1]
 
 
-@pytest.fixture
-def cluster() -> Iterator[Cluster]:
-    with Cluster(3, fork=True, lanes=1, heartbeat_timeout=15) as cluster:
-        yield cluster
+cluster = cluster_fixture(3, scope="function", lanes=1, heartbeat_timeout=15)
 
 
 @pytest.fixture

@@ -2,40 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.faults.support import cluster_fixture, joined
 from tests.schedule.numbers import digest
 from wancoll.chaos import Cluster, in_threads
 from wancoll.errors import CollectiveMismatch, OperationAborted
 
-NAMES = itertools.count(1)
 COUNTS = (0, 1, 1000, 300_001)
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(3, fork=True) as cluster:
-        yield cluster
-
-
-@contextmanager
-def joined(cluster: Cluster, world: int) -> Iterator[list[Any]]:
-    """The members of a new group, in rank order."""
-    group = f"g{next(NAMES)}"
-    comms = in_threads(
-        lambda k: cluster.connect(k, group=group, name=f"m{k}", start_world=world, min_world=1), world, 30
-    )
-    try:
-        yield sorted(comms, key=lambda comm: comm.rank)
-    finally:
-        for comm in comms:
-            comm.close()
+cluster = cluster_fixture(3)
 
 
 def together(*calls: Callable[[], Any]) -> list[Any]:

@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from tests.cli.otlp import receiver
+from tests.faults.support import cluster_fixture
 from wancoll.chaos import Cluster, in_threads
 from wancoll.cli.looking.timeline import OPEN, SPANS
 from wancoll.cli.main import app
@@ -22,10 +23,7 @@ MEMBERS = 3
 Event = dict[str, Any]
 
 
-@pytest.fixture
-def cluster() -> Iterator[Cluster]:
-    with Cluster(MEMBERS, fork=True, lanes=1, heartbeat_timeout=30) as cluster:
-        yield cluster
+cluster = cluster_fixture(MEMBERS, scope="function", lanes=1, heartbeat_timeout=30)
 
 
 def start(cluster: Cluster, file: Path, seconds: float) -> Callable[[], list[Event]]:

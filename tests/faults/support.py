@@ -7,12 +7,14 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pytest
 
 from wancoll.chaos import Cluster, in_threads
 from wancoll.collective import Receipt
@@ -80,6 +82,36 @@ def close_all(comms: Sequence[Any]) -> None:
     """Leave, whatever has become of the members."""
     for comm in comms:
         comm.close()
+
+
+def cluster_fixture(peers: int, *, scope: Any = "module", whole: bool = False, **options: Any) -> Any:
+    """A fixture: a cluster, of which no daemon may have ended at the end if it is to stay *whole*."""
+
+    @pytest.fixture(scope=scope)
+    def cluster() -> Iterator[Cluster]:
+        with Cluster(peers, fork=True, **options) as made:
+            yield made
+            for i in range(len(made) if whole else 0):
+                assert made.running(i), made.logs(i)
+
+    return cluster
+
+
+def ranked(cluster: Cluster, peers: Sequence[int], *, group: str = "", **options: Any) -> list[Any]:
+    """Member m{k} through peer peers[k], which may come twice; returns their communicators in rank order."""
+    options |= {"group": group or new_group(), "start_world": len(peers)}
+    comms = in_threads(lambda k: cluster.connect(peers[k], name=f"m{k}", **options), len(peers), 30)
+    return sorted(comms, key=lambda comm: comm.rank)
+
+
+@contextmanager
+def joined(cluster: Cluster, world: int) -> Iterator[list[Any]]:
+    """The members of a new group, in rank order; they leave at the end."""
+    comms = ranked(cluster, range(world))
+    try:
+        yield comms
+    finally:
+        close_all(comms)
 
 
 def total(contributors: Sequence[str]) -> int:

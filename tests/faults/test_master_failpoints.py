@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
-from tests.faults.support import by_master, check_agreed, close_all, contribution, join, reduce_all, wait_until
+from tests.faults.support import (
+    by_master,
+    check_agreed,
+    close_all,
+    cluster_fixture,
+    contribution,
+    join,
+    reduce_all,
+    wait_until,
+)
 from wancoll.chaos import Cluster
 from wancoll.errors import ConfigError
 from wancoll.failpoints import MASTER
 
 PEERS = 3
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(PEERS, fork=True, listen="127.0.0.{i}:0", peer_args=["--master-grace=20"]) as cluster:
-        yield cluster
+cluster = cluster_fixture(PEERS, listen="127.0.0.{i}:0", peer_args=["--master-grace=20"])
 
 
 def master_ends(cluster: Cluster) -> bool:

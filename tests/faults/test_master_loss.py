@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,6 +18,7 @@ from tests.faults.support import (
     by_master,
     check_agreed,
     close_all,
+    cluster_fixture,
     contribution,
     in_threads,
     join,
@@ -32,12 +32,9 @@ from wancoll.errors import MasterUnreachable, OutcomeUnknown
 
 GRACE = 1.0
 MARGIN = BUSY  # seconds: to notice, to redial, to tell
-
-
-@pytest.fixture
-def cluster() -> Iterator[Cluster]:
-    with Cluster(3, fork=True, heartbeat_timeout=HEARTBEAT_TIMEOUT, peer_args=[f"--master-grace={GRACE}"]) as cluster:
-        yield cluster
+cluster = cluster_fixture(
+    3, scope="function", heartbeat_timeout=HEARTBEAT_TIMEOUT, peer_args=[f"--master-grace={GRACE}"]
+)
 
 
 def reduce_until_told(comms: list[Any]) -> list[Outcome]:

@@ -7,7 +7,6 @@ import os
 import socket
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Protocol
 
 import pytest
 import trio
@@ -27,20 +26,30 @@ from wancoll.wire import messages as m
 from wancoll.wire.framing import Decoder, encode
 
 
-class Lost(Protocol):
-    def __call__(self, reason: str, *, live: bool) -> None: ...
+class Losses:
+    """What a control connection says of its losses; *over* is set at the one with the number *last*, if not before."""
+
+    def __init__(self, last: int = 0) -> None:
+        self.over, self._last = trio.Event(), last
+        self.reasons: list[str] = []
+        self.lives: list[bool] = []  # whether the session may go on
+
+    def __call__(self, reason: str, *, live: bool) -> None:
+        self.reasons.append(reason)
+        self.lives.append(live)
+        if len(self.reasons) == self._last:
+            self.over.set()
 
 
 async def controlled(
     master: Callable[[trio.SocketStream], Awaitable[None]],
-    over: trio.Event,
-    lost: Lost,
+    lost: Losses,
     obey: Callable[[m.FromMaster], None] = lambda _: None,
     *,
     insecure: bool = False,
     hot: Hot | None = None,
 ) -> Control:
-    """A daemon's control connection, which *master* serves until *over*."""
+    """A daemon's control connection, which *master* serves until that is over."""
     listener = await trio.open_tcp_listeners(0, host="127.0.0.1")
     config = PeerConfig(master=join_address(*listener[0].socket.getsockname()[:2]), insecure=insecure)
     with socket.create_server(("127.0.0.1", 0)) as lanes:
@@ -49,7 +58,7 @@ async def controlled(
             async with trio.open_nursery() as nursery:
                 await nursery.start(trio.serve_listeners, master, listener)
                 nursery.start_soon(control.run)
-                await over.wait()
+                await lost.over.wait()
                 nursery.cancel_scope.cancel()
     return control
 
@@ -58,14 +67,13 @@ async def controlled(
 async def test_a_master_of_an_older_term_is_not_obeyed(terms: tuple[int, ...], obeyed: list[int]) -> None:
     """R6. Each master welcomes the daemon, says that a member is put out, and goes away."""
     heard: list[int] = []
-    reasons: list[str] = []
     left = iter(terms)
-    over = trio.Event()
+    lost = Losses()
 
     async def master(stream: trio.SocketStream) -> None:
         term = next(left, None)
         if term is None:
-            over.set()
+            lost.over.set()
             await trio.sleep_forever()
         async with stream:
             await stream.receive_some()
@@ -76,13 +84,10 @@ async def test_a_master_of_an_older_term_is_not_obeyed(terms: tuple[int, ...], o
         assert isinstance(message, m.Evicted)
         heard.append(message.mid)
 
-    def lost(reason: str, *, live: bool) -> None:
-        reasons.append(reason)
-
-    control = await controlled(master, over, lost, obey)
+    control = await controlled(master, lost, obey)
     assert heard == obeyed
     assert control.term == max(terms)
-    assert sum("an old master answers" in reason for reason in reasons) == len(terms) - len(obeyed)
+    assert sum("an old master answers" in reason for reason in lost.reasons) == len(terms) - len(obeyed)
 
 
 @pytest.mark.parametrize("insecure", [False, True])
@@ -90,8 +95,7 @@ async def test_a_daemon_in_clear_follows_a_standby_beyond_its_machine_only_if_th
     monkeypatch: pytest.MonkeyPatch, *, insecure: bool
 ) -> None:
     dialled: list[str] = []
-    reasons: list[str] = []
-    over, really = trio.Event(), trio.open_tcp_stream
+    lost, really = Losses(3), trio.open_tcp_stream
 
     async def connect(host: str, port: int) -> trio.SocketStream:
         dialled.append(host)
@@ -104,15 +108,10 @@ async def test_a_daemon_in_clear_follows_a_standby_beyond_its_machine_only_if_th
             await stream.receive_some()
             await stream.send_all(encode(m.StandsBy("192.0.2.1:7400", 1)))
 
-    def lost(reason: str, *, live: bool) -> None:
-        reasons.append(reason)
-        if len(reasons) == 3:
-            over.set()
-
     monkeypatch.setattr(trio, "open_tcp_stream", connect)
-    await controlled(master, over, lost, insecure=insecure)
+    await controlled(master, lost, insecure=insecure)
     assert ("192.0.2.1" in dialled) == insecure
-    first, second, third = reasons
+    first, second, third = lost.reasons
     assert first == third
     assert first.endswith("stands by; 192.0.2.1:7400 leads"), "what it says is no reason to stay away from it"
     assert ("192.0.2.1:7400: is not dialled: it is beyond this machine" in second) == (not insecure)
@@ -127,30 +126,25 @@ async def test_who_was_in_and_has_no_certificate_now_ends_if_its_own_master_refu
 
     monkeypatch.setattr(Wallet, "good", lambda *_: False)
     monkeypatch.setattr(Wallet, "enroll", refuse)
-    over, tries = trio.Event(), [0]
-
-    def lost(reason: str, *, live: bool) -> None:
-        assert (reason, live) == ("does not take the token", False)
-        tries[0] += 1
-        if tries[0] == 3:
-            over.set()
-
+    lost = Losses(3)
     config = PeerConfig(master="127.0.0.1:9")
     with socket.create_server(("127.0.0.1", 0)) as lanes, trio.fail_after(20):
         some = config, "d", 1, [], lanes, Hot(), lambda _: None, lambda: None, lost, lambda: None, m.Heartbeat
         control = Control(*some, Wallet("", None))
         control.number = 1  # it was in
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(over.wait)
+            nursery.start_soon(lost.over.wait)
             nursery.start_soon(control.run)
             if not ends:
-                await over.wait()
+                await lost.over.wait()
                 nursery.cancel_scope.cancel()
             else:
                 while not control.refused:  # noqa: ASYNC110 - of another task
                     await trio.sleep(0.01)
-                over.set()
-    assert (control.refused, tries[0]) == (("does not take the token", 1) if ends else ("", 3))
+                lost.over.set()
+    why_not = "does not take the token"
+    assert (control.refused, len(lost.reasons)) == ((why_not, 1) if ends else ("", 3))
+    assert (set(lost.reasons), set(lost.lives)) == ({why_not}, {False})
 
 
 @pytest.mark.parametrize("certificate", [True, False])
@@ -159,12 +153,7 @@ async def test_a_leader_that_nobody_can_look_up_is_left_alone(
     monkeypatch: pytest.MonkeyPatch, leader: str, *, certificate: bool
 ) -> None:
     """A standby names whom etcd names."""
-    over, reasons = trio.Event(), list[str]()
-
-    def lost(reason: str, *, live: bool) -> None:
-        reasons.append(reason)
-        if len(reasons) == 2:
-            over.set()
+    lost = Losses(2)
 
     monkeypatch.setattr(Wallet, "good", lambda *_: certificate)
     monkeypatch.setattr(Wallet, "check_role", lambda _: None)
@@ -176,9 +165,9 @@ async def test_a_leader_that_nobody_can_look_up_is_left_alone(
         control._masters.failed(leader)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(control.run)
-            await over.wait()
+            await lost.over.wait()
             nursery.cancel_scope.cancel()
-    assert leader in reasons[0]
+    assert leader in lost.reasons[0]
     assert not control.refused
 
 
@@ -190,9 +179,8 @@ async def test_of_two_masters_that_nothing_elects_a_daemon_obeys_one(by: str, at
 
     Two etcds that were started alike have the same id: there two masters lead at once.
     """
-    reasons: list[str] = []
     hellos: list[int] = []
-    over, there = trio.Event(), {0, 1} if at_start else {0}
+    lost, there = Losses(3), {0, 1} if at_start else {0}
 
     async def master(number: int, stream: trio.SocketStream) -> None:
         async with stream:
@@ -204,11 +192,6 @@ async def test_of_two_masters_that_nothing_elects_a_daemon_obeys_one(by: str, at
                 there.symmetric_difference_update({0, 1} if len(hellos) == 1 else {0})  # 0 goes, and comes back
             answer = m.Welcome(PROTOCOL_VERSION, 1, 1.0, 5.0, 7 + number, 3, elected_by=by.format(number))
             await stream.send_all(encode(answer))
-
-    def lost(reason: str, *, live: bool) -> None:
-        reasons.append(reason)
-        if len(reasons) == 3:
-            over.set()
 
     listeners = [(await trio.open_tcp_listeners(0, host="127.0.0.1"))[0] for _ in range(2)]
     addresses = [join_address(*one.socket.getsockname()[:2]) for one in listeners]
@@ -222,19 +205,18 @@ async def test_of_two_masters_that_nothing_elects_a_daemon_obeys_one(by: str, at
                 await control.run()
             else:
                 nursery.start_soon(control.run)
-                await over.wait()
+                await lost.over.wait()
             nursery.cancel_scope.cancel()
     refusal = "two masters, and nothing elects one of them: " if by.startswith("journal") else "masters of two etcds: "
-    told = [reason.startswith(refusal) for reason in reasons]
+    told = [reason.startswith(refusal) for reason in lost.reasons]
     assert (hellos, told) == (([0], [True]) if at_start else ([0, 1, 0], [False, True, False]))
-    assert control.refused == (reasons[0] if at_start else "")
+    assert control.refused == (lost.reasons[0] if at_start else "")
 
 
 async def test_a_master_that_is_silent_is_asked_again_to_take_the_daemon_back() -> None:
     """The grace time begins when it fell silent, however old the daemon is, and nothing of the session is lost."""
     hellos: list[m.Hello] = []
-    losses: list[tuple[str, bool]] = []
-    over = trio.Event()
+    lost = Losses()
 
     async def master(stream: trio.SocketStream) -> None:
         decoder = Decoder[m.FromPeer](m.FromPeer, 1 << 20)
@@ -243,18 +225,14 @@ async def test_a_master_that_is_silent_is_asked_again_to_take_the_daemon_back() 
                 assert isinstance(hello, m.Hello)
                 hellos.append(hello)
             if len(hellos) == 2:
-                over.set()
+                lost.over.set()
             else:
                 await stream.send_all(encode(m.Welcome(PROTOCOL_VERSION, 1, 0.02, 0.1, session=7)))
             await trio.sleep_forever()
 
-    def lost(reason: str, *, live: bool) -> None:
-        losses.append((reason, live))
-
-    await controlled(master, over, lost)
-    ((reason, live),) = losses
-    assert live
-    assert reason.startswith("the master: it was silent for ")
+    await controlled(master, lost)
+    assert lost.lives == [True]
+    assert lost.reasons[0].startswith("the master: it was silent for ")
     assert [hello.session for hello in hellos] == [0, 7]
 
 
@@ -265,12 +243,12 @@ async def test_no_session_is_asked_for_of_which_a_word_is_not_kept_any_more(
     """The master could go on with it, and never know of that word."""
     monkeypatch.setattr(kept, "DEFAULT", dataclasses.replace(kept.DEFAULT, unconfirmed_messages=most))
     hellos: list[m.Hello] = []
-    over = trio.Event()
+    lost = Losses()
 
     async def master(stream: trio.SocketStream) -> None:
         decoder = Decoder[m.FromPeer](m.FromPeer, 1 << 20)
         async with stream:
-            while not over.is_set():
+            while not lost.over.is_set():
                 for message in decoder.feed(await stream.receive_some()):
                     if isinstance(message, m.Hello):
                         hellos.append(message)
@@ -278,12 +256,9 @@ async def test_no_session_is_asked_for_of_which_a_word_is_not_kept_any_more(
                     elif message == m.Heartbeat(0) and len(hellos) == 1:
                         return  # it has been said, and is not confirmed
                 if len(hellos) == 2:
-                    over.set()
+                    lost.over.set()
 
-    def lost(reason: str, *, live: bool) -> None:
-        del reason, live
-
-    await controlled(master, over, lost)
+    await controlled(master, lost)
     assert [hello.session for hello in hellos] == [0, session]
 
 
@@ -291,33 +266,27 @@ async def test_nonsense_of_a_master_that_was_good_starts_the_grace_time_and_its_
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     autojump_clock.autojump_threshold = 0.01  # of sockets
-    losses: list[bool] = []
-    over = trio.Event()
+    lost = Losses(2)
 
     async def master(stream: trio.SocketStream) -> None:
         async with stream:
             await stream.receive_some()
             await stream.send_all(encode(m.Welcome(PROTOCOL_VERSION, 1, 0.1, 0.5, session=7)))
             await trio.testing.wait_all_tasks_blocked(0.001)  # it is in
-            for number in range(0 if losses else 7):
+            for number in range(0 if lost.lives else 7):
                 await trio.sleep(0.1)
                 await stream.send_all(encode(m.Pong(number, 1)))
             await stream.send_all(b"\0\0\0\1\xc1")
             await trio.sleep(1)
 
-    def lost(reason: str, *, live: bool) -> None:
-        losses.append(live)
-        if len(losses) == 2:
-            over.set()
-
-    control = await controlled(master, over, lost)
-    assert losses == [True, False]
+    control = await controlled(master, lost)
+    assert lost.lives == [True, False]
     assert control.heartbeat_timeout == 0.5
 
 
 async def test_an_answer_counts_from_when_its_heartbeat_was_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     """C8. The daemon slept between the two; tests/peer/test_commit_lease.py has the rest."""
-    over, now = trio.Event(), [0.0]
+    lost, now = Losses(), [0.0]
     monkeypatch.setattr(clock, "awake_or_asleep", lambda: now[0])
 
     async def master(stream: trio.SocketStream) -> None:
@@ -335,15 +304,12 @@ async def test_an_answer_counts_from_when_its_heartbeat_was_sent(monkeypatch: py
             await stream.send_all(encode(pong) + encode(m.Evicted("g", 1, "for the test", 0)))
             await trio.sleep_forever()
 
-    def lost(reason: str, *, live: bool) -> None:
-        del reason, live
-
-    assert (await controlled(master, over, lost, lambda _: over.set())).unheard == 100.0
+    assert (await controlled(master, lost, lambda _: lost.over.set())).unheard == 100.0
 
 
 async def test_clocks_are_compared_by_the_answer_to_the_newest_heartbeat_alone() -> None:
     """An older one was said at another time."""
-    over = trio.Event()
+    lost = Losses()
 
     async def master(stream: trio.SocketStream) -> None:
         decoder = Decoder[m.FromPeer](m.FromPeer, 1 << 20)
@@ -358,16 +324,13 @@ async def test_clocks_are_compared_by_the_answer_to_the_newest_heartbeat_alone()
             await stream.send_all(encode(late) + encode(m.Evicted("g", 1, "for the test", 0)))
             await trio.sleep_forever()
 
-    def lost(reason: str, *, live: bool) -> None:
-        del reason, live
-
-    assert list((await controlled(master, over, lost, lambda _: over.set())).clocks) == []
+    assert list((await controlled(master, lost, lambda _: lost.over.set())).clocks) == []
 
 
 async def test_what_was_heard_is_counted_however_it_came_and_anew_in_each_session() -> None:
     """By that the master knows what to say again."""
     hellos: list[m.Hello] = []
-    over, hot = trio.Event(), Hot()
+    lost, hot = Losses(), Hot()
 
     async def master(stream: trio.SocketStream) -> None:
         decoder = Decoder[m.FromPeer](m.FromPeer, 1 << 20)
@@ -376,7 +339,7 @@ async def test_what_was_heard_is_counted_however_it_came_and_anew_in_each_sessio
             assert isinstance(hello, m.Hello)
             hellos.append(hello)
             if len(hellos) == 3:
-                over.set()
+                lost.over.set()
             await stream.send_all(encode(m.Welcome(PROTOCOL_VERSION, 1, 60.0, 60.0, session=6 + len(hellos))))
             await stream.send_all(encode(m.Evicted("g", 1, "one", 0)))
             await trio.testing.wait_all_tasks_blocked(0.01)  # it is taken in by the task
@@ -384,8 +347,5 @@ async def test_what_was_heard_is_counted_however_it_came_and_anew_in_each_sessio
                 os.write(stream.socket.fileno(), encode(m.Commit("g", 1, 2, 3)))
                 hot.stay()  # and this beside it
 
-    def lost(reason: str, *, live: bool) -> None:
-        del reason, live
-
-    await controlled(master, over, lost, hot=hot)
+    await controlled(master, lost, hot=hot)
     assert [hello.heard for hello in hellos] == [0, 2, 1]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 from types import SimpleNamespace
 from typing import TypeVar
@@ -62,45 +64,54 @@ class End:
         return self.owner.links[3 - self.mid, core.COLLECTIVES]
 
 
-async def test_notes_pass_between_members_and_the_link_ends_with_their_lane() -> None:
+@asynccontextmanager
+async def ends_of(*papers: Papers | None) -> AsyncIterator[list[End]]:
+    """Two daemons' ends, which try to make a link."""
     with trio.fail_after(50):
         async with trio.open_nursery() as nursery:
-            a, b = ends = [End(mid, nursery) for mid in (1, 2)]
+            ends = [End(mid, nursery, papers[mid - 1]) for mid in (1, 2)]
             infos = []
             for end in ends:
                 listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
                 nursery.start_soon(partial(trio.serve_listeners, end.hub.accept, listeners))
-                address = join_address(*listeners[0].socket.getsockname()[:2])
-                infos.append(m.MemberInfo(end.mid, f"m{end.mid}", f"d{end.mid}", [address], ""))
+                end.address = join_address(*listeners[0].socket.getsockname()[:2])
+                infos.append(m.MemberInfo(end.mid, f"m{end.mid}", f"d{end.mid}", [end.address], ""))
             plan = m.Plan(LANES, 1 << 20, False, {}, [], 0, "")
             for end in ends:
                 epoch = m.Epoch("g", end.mid, 1, 1, infos, plan, KEY, 1, 0, [], "")
                 end.hub.ask(end.owner, core.Enter(epoch, frozenset({3 - end.mid})))
-            a.hub.send_note(a.owner, 2, b"not up yet: dropped")
+            yield ends
             for end in ends:
-                await end.hears(core.LinksUp)
-                assert end.link.attached == set(range(LANES + 1))
-                assert end.hub.counts()["lanes"] == len(end.hub.looks()[end.link.number]) == LANES + 1
-            for _ in range(2):
-                for i in range(100):
-                    a.hub.send_note(a.owner, 2, b"%d" % i)
-                for i in range(100):
-                    assert await b.hears(core.Noted) == core.Noted(b.owner, 1, b"%d" % i)
-                b.hub.send_note(b.owner, 1, b"and back")
-                assert (await a.hears(core.Noted)).note == b"and back"
-                # once more over another set, since the lane for notes is lost
-                a.hub.lane_down(a.link.number, LANES, "it broke")
-                for end in ends:
-                    await end.hears(core.LinkLost)
-                    await end.hears(core.LinksUp)
-            while a.engine.send_note(a.link.number, bytes(128)):
-                pass  # as if the other end's daemon stood still: no task has run
-            a.hub.send_note(a.owner, 2, b"one too many")
-            assert "takes no notes" in (await a.hears(core.LinkLost)).reason
+                end.hub.ask(end.owner, core.Leave())
             nursery.cancel_scope.cancel()
     for end in ends:
-        end.hub.ask(end.owner, core.Leave())
         end.engine.close()
+
+
+async def test_notes_pass_between_members_and_the_link_ends_with_their_lane() -> None:
+    async with ends_of(None, None) as ends:
+        a, b = ends
+        a.hub.send_note(a.owner, 2, b"not up yet: dropped")
+        for end in ends:
+            await end.hears(core.LinksUp)
+            assert end.link.attached == set(range(LANES + 1))
+            assert end.hub.counts()["lanes"] == len(end.hub.looks()[end.link.number]) == LANES + 1
+        for _ in range(2):
+            for i in range(100):
+                a.hub.send_note(a.owner, 2, b"%d" % i)
+            for i in range(100):
+                assert await b.hears(core.Noted) == core.Noted(b.owner, 1, b"%d" % i)
+            b.hub.send_note(b.owner, 1, b"and back")
+            assert (await a.hears(core.Noted)).note == b"and back"
+            # once more over another set, since the lane for notes is lost
+            a.hub.lane_down(a.link.number, LANES, "it broke")
+            for end in ends:
+                await end.hears(core.LinkLost)
+                await end.hears(core.LinksUp)
+        while a.engine.send_note(a.link.number, bytes(128)):
+            pass  # as if the other end's daemon stood still: no task has run
+        a.hub.send_note(a.owner, 2, b"one too many")
+        assert "takes no notes" in (await a.hears(core.LinkLost)).reason
 
 
 async def test_a_lane_that_is_welcome_gives_way_to_no_stranger(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,10 +6,8 @@ import shutil
 import socket
 import struct
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
+from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,11 +15,10 @@ import trio
 import trio.testing
 from structlog.testing import capture_logs
 
-from tests.peer.test_hub import End
+from tests.peer.test_hub import LANES, ends_of
 from tests.peer.test_member import KEY
 from wancoll.errors import ConfigError
 from wancoll.limits import DEFAULT, PROTOCOL_VERSION
-from wancoll.local import join_address
 from wancoll.native.seal import Seals
 from wancoll.net.dial import DialFailed, read_frame
 from wancoll.peer.core import links as core
@@ -34,8 +31,6 @@ from wancoll.trust.identity import Identity, Role
 from wancoll.trust.papers import Papers
 from wancoll.wire import messages as m
 from wancoll.wire.framing import encode
-
-LANES = 2
 
 
 class Office:
@@ -62,30 +57,6 @@ class Office:
 @pytest.fixture
 def office(tmp_path: Path) -> Office:
     return Office(tmp_path)
-
-
-@asynccontextmanager
-async def ends_of(*papers: Papers | None) -> AsyncIterator[list[End]]:
-    """Two daemons' ends, which try to make a link."""
-    with trio.fail_after(50):
-        async with trio.open_nursery() as nursery:
-            ends = [End(mid, nursery, papers[mid - 1]) for mid in (1, 2)]
-            infos = []
-            for end in ends:
-                listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
-                nursery.start_soon(partial(trio.serve_listeners, end.hub.accept, listeners))
-                end.address = join_address(*listeners[0].socket.getsockname()[:2])
-                infos.append(m.MemberInfo(end.mid, f"m{end.mid}", f"d{end.mid}", [end.address], ""))
-            plan = m.Plan(LANES, 1 << 20, False, {}, [], 0, "")
-            for end in ends:
-                epoch = m.Epoch("g", end.mid, 1, 1, infos, plan, KEY, 1, 0, [], "")
-                end.hub.ask(end.owner, core.Enter(epoch, frozenset({3 - end.mid})))
-            yield ends
-            for end in ends:
-                end.hub.ask(end.owner, core.Leave())
-            nursery.cancel_scope.cancel()
-    for end in ends:
-        end.engine.close()
 
 
 async def test_notes_pass_over_a_sealed_link_and_it_is_made_anew(office: Office) -> None:

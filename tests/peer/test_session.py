@@ -8,6 +8,7 @@ import queue
 import re
 import socket
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -87,6 +88,13 @@ def session_with(engine: Engine, client: socket.socket) -> tuple[Session, list[m
     return session, told, started
 
 
+@pytest.fixture
+def client() -> Iterator[socket.socket]:
+    client, daemon = socket.socketpair()
+    with client, daemon:
+        yield client
+
+
 @pytest.mark.parametrize("where", ["prepare", "post"])
 @pytest.mark.parametrize(
     ("bad", "says"),
@@ -99,9 +107,10 @@ def session_with(engine: Engine, client: socket.socket) -> tuple[Session, list[m
     ],
     ids=lambda value: type(value).__name__,
 )
-async def test_what_the_engine_refuses_ends_the_operation_and_no_more(where: str, bad: Exception, says: str) -> None:
+async def test_what_the_engine_refuses_ends_the_operation_and_no_more(
+    where: str, bad: Exception, says: str, client: socket.socket
+) -> None:
     engine = Engine()
-    client, daemon = socket.socketpair()
     session, told, started = session_with(engine, client)
     engine.refuses[where] = bad
     call = post(1, data())
@@ -120,13 +129,12 @@ async def test_what_the_engine_refuses_ends_the_operation_and_no_more(where: str
     commands = session.member.enter_epoch(epoch(2, 1, 2, voids=[void]), 2.0)
     ended = [c.message for c in commands if isinstance(c, cmd.ToClient) and isinstance(c.message, m.Failure)]
     assert [(one.id, one.error) for one in ended] == [(1, "OperationAborted")]
-    client.close()
-    daemon.close()
 
 
 @pytest.mark.parametrize("out", [False, True])
-async def test_a_bug_in_a_member_that_is_out_is_no_word_about_another_by_its_name(out: bool) -> None:
-    client, daemon = socket.socketpair()
+async def test_a_bug_in_a_member_that_is_out_is_no_word_about_another_by_its_name(
+    out: bool, client: socket.socket
+) -> None:
     session, told, _ = session_with(Engine(), client)
     if out:
         session.run(session.member.hear(m.Evicted("g", session.member.mid, "silent", 0), 1.0, 1, 1))
@@ -135,39 +143,32 @@ async def test_a_bug_in_a_member_that_is_out_is_no_word_about_another_by_its_nam
         raise RuntimeError("a bug")
     assert session.member.over
     assert [type(one) for one in told] == ([] if out else [m.Leave])
-    client.close()
-    daemon.close()
 
 
-async def test_who_leaves_before_a_new_master_has_answered_its_report_says_so() -> None:
+async def test_who_leaves_before_a_new_master_has_answered_its_report_says_so(client: socket.socket) -> None:
     """All else waits for the answer: that master would wait for the member."""
-    client, daemon = socket.socketpair()
     session, told, _ = session_with(Engine(), client)
     session.run(session.member.reconnected(2, 99))
     call = post(1, replace(SUM, grace=1.0))
     session.run(session.member.post(call, session.member.call(call), 1.0))
     session.run(session.member.leave("its script is done"))
     assert [type(one) for one in told] == [m.Report, m.Leave]
-    client.close()
-    daemon.close()
 
 
 @pytest.mark.parametrize(("front", "refused"), [(8, True), (12, False)])
-async def test_a_table_of_what_is_final_has_a_word_for_each_block(front: int, refused: bool) -> None:
+async def test_a_table_of_what_is_final_has_a_word_for_each_block(
+    front: int, refused: bool, client: socket.socket
+) -> None:
     """The engine writes there: none of it may lie over what it reads."""
-    client, daemon = socket.socketpair()
     session, _, _ = session_with(Engine(), client)
     table = 4 * BLOCK
     call = replace(post(1, data(count=3 * BLOCK // 4)), front=table + front, back=0, shown=table)
     with pytest.raises(ProtocolError, match="front and shown overlap") if refused else contextlib.nullcontext():
         session._check_regions(call, session.member.call(call))
-    client.close()
-    daemon.close()
 
 
-async def test_the_engine_says_notes_over_the_links_of_now() -> None:
+async def test_the_engine_says_notes_over_the_links_of_now(client: socket.socket) -> None:
     """One that was dialled anew has another number, also within one epoch."""
-    client, daemon = socket.socketpair()
     session, _, _ = session_with(Engine(), client)
     call = post(1, data())
     session.run(session.member.post(call, session.member.call(call), 1.0))
@@ -179,29 +180,25 @@ async def test_the_engine_says_notes_over_the_links_of_now() -> None:
         found = session._who_hear(op)
         assert found is not None
         assert list(found._links) == [number]
-    client.close()
-    daemon.close()
 
 
 @pytest.mark.parametrize("bad", [OSError(28, "No space left on device"), MemoryError("bell 9 cannot be added")])
-async def test_a_bell_that_the_engine_does_not_take_keeps_nothing(bad: Exception) -> None:
+async def test_a_bell_that_the_engine_does_not_take_keeps_nothing(bad: Exception, client: socket.socket) -> None:
     """The door tells the client: there is no room for it."""
     engine = Engine()
     engine.refuses["bell"] = bad
-    client, daemon = socket.socketpair()
     before = resources.of_process()["fds"]
     with pytest.raises(type(bad)):
         session_with(engine, client)
     assert resources.of_process()["fds"] == before
-    client.close()
-    daemon.close()
 
 
-async def test_results_are_handed_over_beside_the_event_loop_and_told_after(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_results_are_handed_over_beside_the_event_loop_and_told_after(
+    monkeypatch: pytest.MonkeyPatch, client: socket.socket
+) -> None:
     """While they are copied the daemon serves all others; nothing of the client's is told or closed before the end."""
     nbytes, sent, goes_on = 20_000, [], threading.Event()
     decoder: Decoder[Any] = Decoder(m.FromDaemon, 1 << 20)
-    client, daemon = socket.socketpair()
     session, _, _ = session_with(Engine(), client)
     copy = Cover._copy
 
@@ -234,17 +231,14 @@ async def test_results_are_handed_over_beside_the_event_loop_and_told_after(monk
         assert session.arena._map[65536 + nbytes] == 0
         assert [type(each) for each in sent] == [m.Result, m.Slow]
         assert (sent[0].id, sent[0].counted) == (1, False)
-    client.close()
-    daemon.close()
 
 
 @pytest.mark.parametrize("at_once", [True, False])
 @pytest.mark.parametrize("writes", [True, False])
 async def test_a_client_that_writes_between_two_looks_at_its_input_is_told_to_the_master(
-    monkeypatch: pytest.MonkeyPatch, writes: bool, at_once: bool
+    monkeypatch: pytest.MonkeyPatch, writes: bool, at_once: bool, client: socket.socket
 ) -> None:
     """They begin with the second attempt. While one is under way in a thread the memory stays mapped."""
-    client, daemon = socket.socketpair()
     session, told, _ = session_with(Engine(), client)
     if not at_once:
         monkeypatch.setattr("wancoll.peer.session._LOOK_AT_ONCE", 0)
@@ -265,13 +259,12 @@ async def test_a_client_that_writes_between_two_looks_at_its_input_is_told_to_th
                     await trio.sleep(0.001)
             assert not any(isinstance(one, m.Written) for one in told) or number == 3
     assert [one for one in told if isinstance(one, m.Written)] == ([m.Written("g", 1, 3, str(op))] if writes else [])
-    client.close()
-    daemon.close()
 
 
-async def test_what_changes_after_the_end_is_the_clients_own_affair(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_changes_after_the_end_is_the_clients_own_affair(
+    monkeypatch: pytest.MonkeyPatch, client: socket.socket
+) -> None:
     """A look in a thread may end when the client knows the outcome, and has its tensor back."""
-    client, daemon = socket.socketpair()
     session, told, _ = session_with(Engine(), client)
     monkeypatch.setattr("wancoll.peer.session._LOOK_AT_ONCE", 0)
     call = replace(post(1, data(count=1000)), front=0, back=65536)
@@ -286,8 +279,6 @@ async def test_what_changes_after_the_end_is_the_clients_own_affair(monkeypatch:
         assert not session.idle
     assert not any(isinstance(one, m.Written) for one in told)
     assert session.idle
-    client.close()
-    daemon.close()
 
 
 def test_zeros_that_are_only_read_take_no_memory() -> None:
@@ -313,9 +304,8 @@ def test_what_a_daemon_took_part_in_is_given_back_beside_the_event_loop() -> Non
     assert by.get(timeout=10) != threading.get_ident()
 
 
-async def test_what_waits_for_a_link_is_called_once_its_client_has_filled_it() -> None:
+async def test_what_waits_for_a_link_is_called_once_its_client_has_filled_it(client: socket.socket) -> None:
     """As in the engine: else the others count as late with a call that nobody has made (R11)."""
-    client, daemon = socket.socketpair()
     session, _, _ = session_with(Engine(), client)
     session.run(session.member.enter_epoch(epoch(2, 1, 2), 1.0))
     call = replace(post(1, data(), epoch=2), filled=8192)
@@ -324,13 +314,10 @@ async def test_what_waits_for_a_link_is_called_once_its_client_has_filled_it() -
     assert (op.state, session.lacks_input(op), session.called) == (OpState.waiting, True, 0)
     session.arena._map[8192] = 1
     assert (session.lacks_input(op), session.called) == (False, 1)
-    client.close()
-    daemon.close()
 
 
-async def test_a_grace_time_begins_when_the_input_is_there() -> None:
+async def test_a_grace_time_begins_when_the_input_is_there(client: socket.socket) -> None:
     """Whoever still fills its own has not waited for anybody yet (R11, R20)."""
-    client, daemon = socket.socketpair()
     session, said, _ = session_with(Engine(), client)
     session._post(replace(post(1, SUM), filled=8192))
     session.look()
@@ -343,5 +330,3 @@ async def test_a_grace_time_begins_when_the_input_is_there() -> None:
     assert said == [m.Grace("g", 1, 2, 1, SUM)]
     session.run(session.member.enter_epoch(epoch(3, 1, 2), 2.0))
     assert said[1:] == [m.Grace("g", 1, 3, 1, SUM)]
-    client.close()
-    daemon.close()

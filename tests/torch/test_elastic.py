@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 import wancoll
+from tests.faults.support import cluster_fixture
 from wancoll.errors import ConfigError, OutcomeUnknown, PeerDaemonLost, WorldTooSmall
 from wancoll.testing import Cluster, in_threads
 
@@ -22,12 +23,7 @@ from wancoll.torch import ElasticDataParallel, all_reduce_gradients  # noqa: E40
 
 NAMES = itertools.count(1)
 SMALL = 1024  # bytes of a bucket: several of them
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(4, fork=True) as cluster:
-        yield cluster
+cluster = cluster_fixture(4)
 
 
 def net(*, seed: int = 0, dtype: Any = torch.float32) -> nn.Module:

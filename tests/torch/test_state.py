@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 import wancoll
+from tests.faults.support import cluster_fixture
 from wancoll.errors import ConfigError
 from wancoll.testing import Cluster, in_threads
 
@@ -21,12 +22,7 @@ from torch import nn  # noqa: E402
 
 NAMES = itertools.count(1)
 BUILDING = threading.Lock()
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(3, fork=True) as cluster:
-        yield cluster
+cluster = cluster_fixture(3)
 
 
 def members(cluster: Cluster, work: Callable[[Any, int], Any], world: int = 2) -> list[Any]:
