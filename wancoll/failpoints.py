@@ -34,7 +34,7 @@ class Failpoints:
 
     def __init__(self, token: str) -> None:
         self._token = token
-        self._armed: dict[str, str] = {}
+        self.armed: dict[str, str] = {}  # action by name; empty: a hot path skips hit()
 
     def allows(self, token: str) -> bool:
         """Whether *token* may arm."""
@@ -46,19 +46,14 @@ class Failpoints:
         "fail": raise the error of a full disk, at each hit until it is cleared.
         """
         if action == "clear":
-            self._armed.pop(name, None)
+            self.armed.pop(name, None)
         else:
-            self._armed[name] = action
-
-    @property
-    def armed(self) -> bool:
-        """Whether anything is armed; lets hot paths skip hit()."""
-        return bool(self._armed)
+            self.armed[name] = action
 
     @property
     def between_notes(self) -> bool:
         """Whether one is armed that strikes before or between notes: the daemon says them then, not its engine."""
-        return not self._armed.keys().isdisjoint(("before_done", "half_done"))
+        return not self.armed.keys().isdisjoint(("before_done", "half_done"))
 
     def hit(self, name: str) -> None:
         """The code is at *name*.
@@ -66,9 +61,9 @@ class Failpoints:
         Raises:
             sqlite3.OperationalError: it is to fail.
         """
-        action = self._armed.get(name)
+        action = self.armed.get(name)
         if action == "fail":
             raise sqlite3.OperationalError("database or disk is full, as a fault test wants it")
-        self._armed.pop(name, None)
+        self.armed.pop(name, None)
         if action is not None:
             os.kill(os.getpid(), signal.SIGKILL if action == "kill" else signal.SIGSTOP)

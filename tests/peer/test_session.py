@@ -76,6 +76,7 @@ def session_with(engine: Engine, client: socket.socket) -> tuple[Session, list[m
         failpoints=Failpoints(""),
         started=lambda engine_id, session: started.append(engine_id),
         stop_unheard=lambda: None,
+        now=trio.current_time,
         operations=None,
         recorder=None,
     )

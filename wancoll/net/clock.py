@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
-
-def awake_or_asleep() -> float:
-    """Seconds, since the machine was started."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
+awake_or_asleep = partial(time.clock_gettime, time.CLOCK_BOOTTIME)  # seconds since the machine was started

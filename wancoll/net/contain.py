@@ -47,9 +47,14 @@ class contained:
     ) -> bool:
         if not isinstance(bug, Exception) or isinstance(bug, self._expected):
             return False
-        log.error("a bug: a connection is closed", where=self._where, newest=shown(self._newest()), trace=trace(bug))
-        self._ended(f"it met a bug here: {type(bug).__name__}"[:_SHOWN_CHARS])
+        self._ended(met_a_bug(self._where, self._newest(), bug))
         return True
+
+
+def met_a_bug(where: str, newest: object, bug: Exception) -> str:
+    """Log it, and return why the connection ends. *newest* came last, from *where*."""
+    log.error("a bug: a connection is closed", where=where, newest=shown(newest), trace=trace(bug))
+    return f"it met a bug here: {type(bug).__name__}"[:_SHOWN_CHARS]
 
 
 def shown(what: object) -> str:

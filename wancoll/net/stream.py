@@ -109,8 +109,11 @@ class Stream:
 
     def send(self, frame: bytes) -> None:
         """Send now what fits, queue the rest."""
-        self.add(frame)
-        self.flush_batch()
+        if self._batch or self.tls is not None:
+            self.add(frame)
+            self.flush_batch()
+        else:
+            self._send(frame, 1)
 
     def add(self, frame: bytes) -> None:
         """Put a frame into the batch that flush_batch() sends."""
@@ -308,15 +311,16 @@ class Stream:
 
     def look(self) -> bytes:
         """What is there, without waiting; b"" also at the end, of which receive() tells."""
-        if self._gone() or self._unread or self._holds() or self._over():
+        if self.ending or self._closed or self._unread or (self.tls is not None and (self.tls.more or self.tls.over)):
             return b""
         try:
             data = self.socket.recv(_READ_BYTES)
         except OSError:  # nothing, or an end
             return b""
-        data = self._opened(data) if data else b""
-        if self._holds() or self._over():  # of which the socket says nothing
-            self._wake_all()
+        if self.tls is not None and data:
+            data = self._opened(data)
+            if self.tls.more or self.tls.over:  # of which the socket says nothing
+                self._wake_all()
         self.newest = data[:_KEPT_BYTES]
         return data
 

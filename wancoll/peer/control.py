@@ -115,7 +115,7 @@ class Control:
         self.lost.set()
         self.addresses: list[str] = []
         self._heard_at = self._welcomed_at = 0.0
-        self._commit_lease = CommitLease(clock.awake_or_asleep())
+        self.commit_lease = CommitLease(clock.awake_or_asleep())
         self.interval = config.limits.heartbeat_interval  # seconds between heartbeats
         self.heartbeat_timeout = config.limits.heartbeat_timeout  # seconds; the master's, once it has welcomed this one
 
@@ -123,17 +123,6 @@ class Control:
     def master_address(self) -> str:
         """Address of the master that is connected, or is tried next."""
         return self._masters.address
-
-    @property
-    def unheard(self) -> float:
-        """Seconds, asleep or not, since this daemon said the newest word that a master has answered (C8)."""
-        return self._commit_lease.unheard(clock.awake_or_asleep())
-
-    @property
-    def others_may_be(self) -> bool:
-        """Whether a group may have formed anew under the name of members that commit by themselves (C8)."""
-        now, grace = clock.awake_or_asleep(), self._config.limits.master_grace
-        return self._commit_lease.is_over(now, self.heartbeat_timeout, grace)
 
     @property
     def queued(self) -> int:
@@ -204,7 +193,7 @@ class Control:
             if tls is not None and self._wallet is not None and not self._wallet.papers.is_master(tls.certificate()):
                 return f"{address}: its certificate is not a master's: somebody else answers there"
             self.addresses = advertised(self._config.advertise, self._data_socket, local_host)
-            self._commit_lease.said_hello(clock.awake_or_asleep())
+            self.commit_lease.said_hello(clock.awake_or_asleep())
             stream.send(encode(self._hello()))
             self._stream = stream
             async with trio.open_nursery() as nursery:
@@ -430,7 +419,7 @@ class Control:
                         self.refused = "" if self._masters.followed else refusal
                         return refusal
                     welcome.deadline, self._welcomed_at = float("inf"), self._heard_at
-                    self._commit_lease.answered()
+                    self.commit_lease.answered()
                     if message.master != self.master:
                         self.clocks.clear()
                     self.term, self.master = message.term, message.master
@@ -446,7 +435,7 @@ class Control:
                     self.watched = message.watched
                     if message.number:
                         self._compare_clocks(message)
-                        self._commit_lease.answered(message.number)
+                        self.commit_lease.answered(message.number)
                         self._kept.confirmed(message.heard)
                     else:  # whatever the master had to say at the start came before this
                         self._on_synced()
@@ -498,7 +487,7 @@ class Control:
                 return
             self._renew()
             number += 1
-            self._commit_lease.said(number, clock.awake_or_asleep())
+            self.commit_lease.said(number, clock.awake_or_asleep())
             self._said = number, time.time(), time.monotonic()
             self.send(replace(self._beat(number), heard=self._heard))
 

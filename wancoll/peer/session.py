@@ -22,7 +22,7 @@ from wancoll.failpoints import Failpoints
 from wancoll.limits import WORD, blocks
 from wancoll.metrics.core.operations import Operations, Recovery
 from wancoll.native.engine import Done, Engine, Hearers, Prepared, hash_at
-from wancoll.net.contain import contained
+from wancoll.net.contain import contained, met_a_bug
 from wancoll.net.hot import Hot, glance
 from wancoll.net.stream import Stream
 from wancoll.peer.arena import Arena, Cover
@@ -60,6 +60,7 @@ class Host(Protocol):
     failpoints: Failpoints
     hot: Hot
     sessions: list[Session]  # of those who are attached
+    now: Callable[[], float]  # seconds
     ending: m.Failure | None  # it stops: what clients are told
     leaving: m.Failure | None  # it will, once its members have left: the same
     askers: int  # operators on the unix socket who will be told that they have
@@ -159,6 +160,10 @@ class Session:
         """What goes wrong inside, while *of* is taken in, ends this member only; what is *expected* the caller gets."""
         return contained(self._where, lambda: of, self._broke, expected=expected)
 
+    def met_a_bug(self, bug: Exception, of: object) -> None:
+        """The same, where a context manager for each event would take too long."""
+        self._broke(met_a_bug(self._where, of, bug))
+
     def _broke(self, why: str) -> None:
         """A bug: what is known of the member may be half changed, so it is out, without asking it."""
         if self._broken:
@@ -238,11 +243,12 @@ class Session:
         if post is None:
             return False
         try:
-            with self.alone(post, ProtocolError):
-                self._post(post)
+            self._post(post)
         except ProtocolError as bad:
             self._bad = bad
             self._stream.end()
+        except Exception as bug:
+            self.met_a_bug(bug, post)
         return True
 
     async def _take(self, messages: list[m.FromClient]) -> bool:
@@ -311,9 +317,10 @@ class Session:
         self._daemon.stop_unheard()
         call = self.member.call(post)
         self._check_regions(post, call)
-        self._daemon.failpoints.hit("on_post")
+        if self._daemon.failpoints.armed:
+            self._daemon.failpoints.hit("on_post")
         self._taken = post.id
-        self.run(self.member.post(post, call, trio.current_time()))
+        self.run(self.member.post(post, call, self._daemon.now()))
 
     def _check_regions(self, post: m.Post, call: Call) -> None:
         """Refuse what does not lie in the arena, or not apart: the engine reads and writes there."""
@@ -381,7 +388,7 @@ class Session:
                     self._to_master(message)
                 case cmd.ToClient(message, op):
                     self._to_client(message)
-                    if isinstance(message, m.EpochInfo) or self._recovery.under_way:
+                    if isinstance(message, m.EpochInfo) or self._recovery.since is not None:
                         self._look_for_recovery(message)
                     if self._daemon.recorder is not None and op is not None:
                         self._record(self._daemon.recorder, message, op)
@@ -408,8 +415,10 @@ class Session:
             self._hearers.clear()
         if isinstance(told, links.LinkLost):
             self._recovery.noticed(trio.current_time())
-        with self.alone(told):
-            self.run(self.member.links_say(told, trio.current_time()))
+        try:
+            self.run(self.member.links_say(told, self._daemon.now()))
+        except Exception as bug:
+            self.met_a_bug(bug, told)
 
     def _to_master(self, message: m.FromPeer) -> None:
         if self.member.master_session.reporting and not isinstance(message, m.Report | m.Leave):
@@ -433,12 +442,12 @@ class Session:
         points.hit("after_done")
 
     def _to_client(self, message: m.FromDaemon) -> None:
-        if isinstance(message, m.Result):
+        commits = self._daemon.failpoints.armed and isinstance(message, m.Result)
+        if commits:
             self._daemon.failpoints.hit("before_commit")
-            self.tell(message)
+        self.tell(message)
+        if commits:
             self._daemon.failpoints.hit("after_commit")
-        else:
-            self.tell(message)
         self._room.set()
 
     def _start(self, op: Op, *, beside: bool) -> None:
@@ -511,7 +520,8 @@ class Session:
 
     def _who_hear(self, op: Op) -> Hearers | None:
         """To whom the engine says the op's note by itself."""
-        if not op.hearers or self._hushed or self._daemon.failpoints.between_notes:
+        points = self._daemon.failpoints
+        if not op.hearers or self._hushed or (points.armed and points.between_notes):
             return None
         found = self._hearers.get(op.hearers)
         if found is None:
@@ -646,15 +656,15 @@ class Session:
     def op_finished(self, done: Done) -> None:
         """The engine's Done. For this and the next: what goes wrong inside is for the caller to contain."""
         self._released(done.op)
-        if done.told:
+        if done.told and self._daemon.failpoints.armed:
             self._daemon.failpoints.hit("after_done")
         told = done.op, done.digest, done.bytes_sent, done.bytes_saved, done.codec_error
-        self.run(self.member.op_finished(*told, trio.current_time(), told=done.told))
+        self.run(self.member.op_finished(*told, self._daemon.now(), told=done.told))
 
     def op_cancelled(self, engine_id: int) -> None:
         """The engine's Cancelled."""
         self._released(engine_id)
-        self.run(self.member.op_cancelled(engine_id, trio.current_time()))
+        self.run(self.member.op_cancelled(engine_id, self._daemon.now()))
 
     def _released(self, engine_id: int) -> None:
         self._in_engine.discard(engine_id)

@@ -154,35 +154,30 @@ class Operations:
 class Recovery:
     """One member's way from the first sign of a loss to its next commit."""
 
-    __slots__ = ("_lost", "_since")
+    __slots__ = ("_lost", "since")
 
     def __init__(self) -> None:
-        self._since: float | None = None
+        self.since: float | None = None  # when a sign of a loss was noticed; None: none was
         self._lost = False  # an epoch without them has begun
-
-    @property
-    def under_way(self) -> bool:
-        """Whether a sign of a loss was noticed."""
-        return self._since is not None
 
     def noticed(self, now: float) -> None:
         """A link broke, or the master ends the epoch: it may be a loss."""
-        if self._since is None:
-            self._since = now
+        if self.since is None:
+            self.since = now
 
     def entered(self, now: float, *, lost: bool, waits: bool) -> float | None:
         """An epoch began that *lost* members; *waits*: calls are open. Seconds, if this was the end of it."""
         self._lost = self._lost or lost
         if not self._lost:
-            self._since = None
+            self.since = None
             return None
         self.noticed(now)
         return None if waits else self.committed(now)
 
     def committed(self, now: float) -> float | None:
         """A call was. Seconds, if this was the end of a recovery."""
-        if self._since is None:
+        if self.since is None:
             return None
-        took = now - self._since if self._lost else None
-        self._since, self._lost = None, False
+        took = now - self.since if self._lost else None
+        self.since, self._lost = None, False
         return took

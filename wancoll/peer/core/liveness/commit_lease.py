@@ -36,4 +36,4 @@ class CommitLease:
 
     def is_over(self, now: float, heartbeat_timeout: float, master_grace: float) -> bool:
         """Whether the lease has ended: the group's name may belong to others."""
-        return self.unheard(now) >= heartbeat_timeout + master_grace
+        return now - self._at >= heartbeat_timeout + master_grace
