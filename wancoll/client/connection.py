@@ -197,7 +197,8 @@ class Connection:
         work.posted_at = time.monotonic()
         try:
             self._pending[number] = work
-            self.check_usable()  # after it is among the pending: whoever ends the connection meanwhile fails it too
+            if self._over is not None:  # after it is among the pending: whoever ends it meanwhile fails it too
+                raise rebuild(self._over)
             self._channel.send(data, sent)
         except OSError:
             return False  # full; or gone, and whoever reads finds out why
@@ -243,8 +244,11 @@ class Connection:
         deadline = deadline_after(timeout)
         while not work.finished:
             left = seconds_left(deadline)
-            placements = [each.placement for each in self.pending]  # another thread may be finishing them
-            pause = min((each.pause for each in placements if each is not None), default=math.inf)
+            pause = math.inf
+            for each in self.pending:
+                placement = each.placement  # another thread may be finishing it
+                if placement is not None:
+                    pause = min(pause, placement.pause)
             self._step(work, pause if left is None else min(left, pause))
             self._look()
             if left == 0 and not work.finished:

@@ -127,7 +127,8 @@ class Placement:
             else:
                 self._back = self._block(self.targets, nbytes)
             self.back = self._back.block.offset
-            self._expect_early(nbytes)
+            if self._staging is not None and isinstance(self._back, Pinned):
+                self._expect_early(self._staging, nbytes)
         if self._inside is not None:
             self.front = self._inside.offset + self.sources[0].address - self._inside.address
         elif nbytes := sum(source.nbytes for source in self.sources):
@@ -163,11 +164,9 @@ class Placement:
             begun = [staging.begin(early, now, back) for early in self._early if early is not None]
             self.pause = _SOONEST if any(begun) else min(2 * self.pause, _LATEST)
 
-    def _expect_early(self, nbytes: int) -> None:
+    def _expect_early(self, staging: Staging, nbytes: int) -> None:
         """Have the daemon say which blocks of the result are final, if that helps anybody."""
-        if self._staging is None or not isinstance(self._back, Pinned):
-            return
-        early = self._staging.early(self.targets)
+        early = staging.early(self.targets)
         if not any(early):
             return
         try:
