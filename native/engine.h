@@ -49,7 +49,7 @@ typedef struct {
 
 enum { WC_SEND, WC_RECV, WC_LOCAL }; /* as wancoll.schedule.steps.Direction */
 enum { WC_COPY, WC_REDUCE, WC_FINAL, WC_ENCODE, WC_DECODE }; /* as wancoll.schedule.steps.Action */
-enum { WC_FRONT, WC_BACK, WC_SCRATCH, WC_BUFFERS }; /* as wancoll.schedule.steps.Buffer */
+enum { WC_INPUT, WC_RESULT, WC_SCRATCH, WC_BUFFERS }; /* as wancoll.schedule.steps.Buffer */
 enum { WC_AFTER = 2 }; /* steps that may bound one */
 
 typedef struct {
@@ -67,16 +67,16 @@ typedef struct {
     uint16_t number;
     uint8_t direction;
     uint8_t action;
-    uint8_t result; /* what is written to back is final */
+    uint8_t result; /* what is written to the result buffer is final */
     uint8_t measured; /* of WC_ENCODE: its error is added up */
 } wc_step;
 
 typedef struct {
     uint64_t id; /* the caller's, unique among live ops */
     uint64_t epoch, seq, fingerprint;
-    const void *front; /* never written */
-    void *back;
-    uint64_t bytes[3]; /* of front, back and scratch; the engine finds the memory for scratch */
+    const void *input; /* never written */
+    void *result;
+    uint64_t bytes[3]; /* of the input, the result and scratch; the engine finds the memory for scratch */
     uint32_t dtype, op;
     uint32_t codec;
     uint32_t stochastic; /* rounding of the codec; nearest otherwise */
@@ -89,11 +89,11 @@ typedef struct {
     uint32_t steps_count;
     uint32_t digest; /* 0: no digest wanted (no data) */
     const wc_step *steps; /* copied by wc_post */
-    /* A byte for each WC_DIGEST_BLOCK of front: not 0 once the block is there, for good. Steps wait for what they read;
-       whoever sets a byte then rings a bell. NULL: all of front is there */
+    /* A byte for each WC_DIGEST_BLOCK of the input buffer: not 0 once the block is there, for good. Steps wait for what
+       they read; whoever sets a byte then rings a bell. NULL: all of the input buffer is there */
     const uint8_t *filled;
-    /* A word for each WC_DIGEST_BLOCK of back: becomes `attempt` when the block is final, with release. Needs a digest.
-       NULL: nobody looks */
+    /* A word for each WC_DIGEST_BLOCK of the result: becomes `attempt` when the block is final, with release. Needs a
+       digest. NULL: nobody looks */
     uint32_t *shown;
     uint32_t attempt;
     /* A note that the engine sends over these links the moment the op has finished, unless it was withheld; copied by
@@ -221,10 +221,10 @@ int wc_post(wc_engine *engine, const wc_op *op);
    just finished; however often it is said before the answer, there is one. Cannot fail for a live op. An unknown one is
    answered with WC_EV_CANCELLED too. */
 int wc_cancel(wc_engine *engine, uint64_t op);
-/* Whether parts of the op wait for bytes of front that are not filled yet; 0 for an unknown one. */
+/* Whether parts of the op wait for bytes of the input buffer that are not filled yet; 0 for an unknown one. */
 int wc_op_lacks_input(wc_engine *engine, uint64_t op);
 
-/* From now on a write to the eventfd makes the workers look which blocks of front are there. Nobody has to read it. The
+/* From now on a write to the eventfd makes the workers look which blocks of the input are there. Nobody has to read it. The
    caller keeps it, and removes it before closing it. 0, or -1 with errno. */
 int wc_bell_add(wc_engine *engine, int fd);
 void wc_bell_remove(wc_engine *engine, int fd);

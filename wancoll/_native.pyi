@@ -50,8 +50,8 @@ class Op(Struct, Protocol):
     epoch: int
     seq: int
     fingerprint: int
-    front: Pointer
-    back: Pointer
+    input: Pointer
+    result: Pointer
     bytes: Sequence[int]
     dtype: int
     op: int

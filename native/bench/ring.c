@@ -4,8 +4,8 @@
    Ranks are processes of one thread each. A rank reads from its left neighbour and writes to its right one; connection
    i carries part i of every chunk. There is no step barrier: a byte may leave for the right as soon as it has been
    reduced from the left (the ring of Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
-   workstations", 2009, pipelined within the chunk). The first reduction of an element computes back = front + received,
-   so the input is never written; after an operation the two change places ("in place").
+   workstations", 2009, pipelined within the chunk). The first reduction of an element computes result = input +
+   received, so the input is never written; after an operation the two change places ("in place").
 
    Commands come on standard input, so that several programs can be measured in turn while the others sleep: each line
    "BYTES ITERATIONS" is answered with one line of JSON; the end of the input ends the program.
@@ -75,7 +75,7 @@ typedef struct {
     const options *opt;
     int rank;
     size_t count; /* elements */
-    float *front, *back;
+    float *input, *result;
     connection connections[MAX_CONNECTIONS];
 } ring;
 
@@ -153,7 +153,7 @@ static size_t pull(ring *r, int part)
     int reduce = c->received.step < r->opt->ranks - 1;
     if (want > r->opt->read_size)
         want = r->opt->read_size;
-    char *to = reduce ? c->scratch + c->tail : (char *)r->back + offset;
+    char *to = reduce ? c->scratch + c->tail : (char *)r->result + offset;
     ssize_t n = recv(c->in, to, want - c->tail, MSG_DONTWAIT);
     if (n < 0 && (errno == EAGAIN || errno == EINTR))
         return 0;
@@ -166,7 +166,7 @@ static size_t pull(ring *r, int part)
         return (size_t)n;
     }
     size_t have = c->tail + (size_t)n, whole = have / sizeof(float), at = offset / sizeof(float);
-    add(r->back + at, r->front + at, (const float *)(const void *)c->scratch, whole);
+    add(r->result + at, r->input + at, (const float *)(const void *)c->scratch, whole);
     c->tail = have - whole * sizeof(float);
     memmove(c->scratch, c->scratch + whole * sizeof(float), c->tail);
     advance(&c->received, whole * sizeof(float));
@@ -185,7 +185,7 @@ static size_t push(ring *r, int part)
         n = ready;
     if (n > r->opt->write_size)
         n = r->opt->write_size;
-    const char *from = (const char *)(c->sent.step == 0 ? r->front : r->back) + offset;
+    const char *from = (const char *)(c->sent.step == 0 ? r->input : r->result) + offset;
     ssize_t sent = send(c->out, from, n, MSG_DONTWAIT | MSG_NOSIGNAL);
     if (sent < 0 && errno != EAGAIN && errno != EINTR)
         die("send");
@@ -237,9 +237,9 @@ static void all_reduce(ring *r)
         if (busy && !moved)
             await(r);
     }
-    float *result = r->back;
-    r->back = r->front;
-    r->front = result;
+    float *result = r->result;
+    r->result = r->input;
+    r->input = result;
 }
 
 static int by_value(const void *a, const void *b)
@@ -255,12 +255,12 @@ static answer measure(ring *r, const command *cmd, double *times)
     answer result = {0};
     r->count = cmd->bytes / sizeof(float);
     for (size_t i = 0; i < r->count; i++)
-        r->front[i] = (float)((size_t)(r->rank + 1) * (i % PERIOD));
+        r->input[i] = (float)((size_t)(r->rank + 1) * (i % PERIOD));
     all_reduce(r);
     float factor = (float)(r->opt->ranks * (r->opt->ranks + 1) / 2);
     for (size_t i = 0; i < r->count; i++)
-        result.wrong += r->front[i] != factor * (float)(i % PERIOD);
-    memset(r->front, 0, cmd->bytes);
+        result.wrong += r->input[i] != factor * (float)(i % PERIOD);
+    memset(r->input, 0, cmd->bytes);
     all_reduce(r);
     for (uint32_t i = 0; i < cmd->iterations; i++) {
         double begin = now();
@@ -323,8 +323,8 @@ static _Noreturn void rank_main(const options *o, int rank, int listener, struct
     enter_host(o, rank);
     r.opt = o;
     r.rank = rank;
-    r.front = tensor(o->max_bytes);
-    r.back = tensor(o->max_bytes);
+    r.input = tensor(o->max_bytes);
+    r.result = tensor(o->max_bytes);
     for (int i = 0; i < o->connections; i++) {
         int out = socket(AF_INET, SOCK_STREAM, 0);
         if (out < 0)

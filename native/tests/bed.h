@@ -234,7 +234,7 @@ static uint32_t ring_schedule(wc_step *out, const int *ring, int n, int me, uint
 {
     uint32_t lines = 0;
     int32_t last = -1;
-    int32_t passed_on[MAX_RANKS]; /* by chunk: the step that sends its partial sums from back */
+    int32_t passed_on[MAX_RANKS]; /* by chunk: the step that sends its partial sums from result */
     memset(passed_on, -1, sizeof passed_on);
     uint16_t numbers[2] = {0, 0};
     const uint64_t links[2] = {link_to(ring[(me + 1) % n]), link_to(ring[(me + n - 1) % n])};
@@ -248,15 +248,15 @@ static uint32_t ring_schedule(wc_step *out, const int *ring, int n, int me, uint
             uint64_t begin = (c * base + (c < longer ? c : longer)) * itemsize, length = (base + (c < longer)) * itemsize;
             if (length == 0)
                 continue;
-            wc_place back = {.buffer = WC_BACK, .offset = begin}, front = {.buffer = WC_FRONT, .offset = begin};
+            wc_place result = {.buffer = WC_RESULT, .offset = begin}, input = {.buffer = WC_INPUT, .offset = begin};
             if (way == WC_SEND && step)
                 passed_on[chunks[way]] = (int32_t)lines;
             out[lines++] = (wc_step){
                 .link = links[way],
                 .start = begin,
                 .length = length,
-                .to = back,
-                .left = way == WC_SEND && step ? back : front,
+                .to = result,
+                .left = way == WC_SEND && step ? result : input,
                 .after = {way == WC_SEND ? last : scatter ? -1 : passed_on[chunks[way]], -1},
                 .number = numbers[way]++,
                 .direction = (uint8_t)way,
@@ -268,9 +268,9 @@ static uint32_t ring_schedule(wc_step *out, const int *ring, int n, int me, uint
     }
     for (int way = WC_SEND; n > 1 && way <= WC_RECV; way++)
         if (numbers[way] == 0)
-            out[lines++] = (wc_step){.link = links[way], .to = {.buffer = WC_BACK}, .after = {-1, -1}, .direction = (uint8_t)way};
+            out[lines++] = (wc_step){.link = links[way], .to = {.buffer = WC_RESULT}, .after = {-1, -1}, .direction = (uint8_t)way};
     if (n == 1 && count)
-        out[lines++] = (wc_step){.length = count * itemsize, .to = {.buffer = WC_BACK}, .after = {-1, -1},
+        out[lines++] = (wc_step){.length = count * itemsize, .to = {.buffer = WC_RESULT}, .after = {-1, -1},
                                      .direction = WC_LOCAL, .result = 1};
     return lines;
 }
@@ -283,12 +283,12 @@ typedef struct {
     bool says; /* to the next one in the ring, and over a link that is not there: its id, then the digest */
 } call;
 
-static int post_ring(bed *b, const int *ring, int n, int me, call c, buffer front, buffer back)
+static int post_ring(bed *b, const int *ring, int n, int me, call c, buffer input, buffer result)
 {
     wc_step lines[4 * MAX_RANKS];
     size_t itemsize = wc_dtype_size((int)c.dtype);
     wc_op op = {
-        .id = c.id, .epoch = c.epoch, .seq = c.seq, .fingerprint = c.fingerprint, .front = front.data, .back = back.data,
+        .id = c.id, .epoch = c.epoch, .seq = c.seq, .fingerprint = c.fingerprint, .input = input.data, .result = result.data,
         .bytes = {c.count * itemsize, c.count * itemsize}, .dtype = c.dtype, .op = c.op, .divisor = (uint32_t)n, .lanes = b->lanes, .tracks = b->tracks,
         .steps_count = ring_schedule(lines, ring, n, me, c.count, itemsize), .digest = 1, .steps = lines,
         .filled = c.filled, .shown = c.shown, .attempt = c.attempt,

@@ -27,7 +27,7 @@ static uint8_t next_byte(input *in)
 
 typedef struct {
     wc_engine *engine;
-    uint8_t *front, *back[OPS];
+    uint8_t *input, *result[OPS];
     uint64_t link, epoch, id; /* of this input; ids count up over all of them */
     bool posted[OPS], cancelled[OPS], differs, checksums;
     int fds[SOCKETS];
@@ -57,19 +57,19 @@ static uint64_t digest_of(const uint8_t *data, size_t bytes)
    receive that is decoded. Op 2: an empty frame. */
 static uint32_t steps_of(int which, uint64_t link, wc_step *out)
 {
-    const wc_place back = {.buffer = WC_BACK}, front = {.buffer = WC_FRONT}, coded = {.buffer = WC_SCRATCH, .encoded = 1};
-    wc_step recv = {.link = link, .length = CHUNK, .to = back, .left = front, .after = {-1, -1}, .direction = WC_RECV};
+    const wc_place result = {.buffer = WC_RESULT}, input = {.buffer = WC_INPUT}, coded = {.buffer = WC_SCRATCH, .encoded = 1};
+    wc_step recv = {.link = link, .length = CHUNK, .to = result, .left = input, .after = {-1, -1}, .direction = WC_RECV};
     if (which == 2) {
         out[0] = recv, out[0].length = 0;
         return 1;
     }
     if (which == 1) {
         out[0] = recv, out[0].to = coded;
-        out[1] = (wc_step){.length = CHUNK, .to = back, .left = coded, .after = {0, -1}, .direction = WC_LOCAL, .action = WC_DECODE, .result = 1};
+        out[1] = (wc_step){.length = CHUNK, .to = result, .left = coded, .after = {0, -1}, .direction = WC_LOCAL, .action = WC_DECODE, .result = 1};
         return 2;
     }
     out[0] = recv, out[0].action = WC_REDUCE;
-    out[1] = (wc_step){.link = link, .length = CHUNK, .left = back, .after = {0, -1}, .direction = WC_SEND};
+    out[1] = (wc_step){.link = link, .length = CHUNK, .left = result, .after = {0, -1}, .direction = WC_SEND};
     out[2] = recv, out[2].number = 1, out[2].after[0] = 1, out[2].result = 1;
     for (uint64_t i = 1; i < 3; i++) {
         wc_step *step = &out[2 + i];
@@ -83,7 +83,7 @@ static void post(bench *b, int which)
 {
     wc_step steps[8];
     wc_op op = {.id = b->id + (uint64_t)which, .epoch = b->epoch, .seq = SEQ + (uint64_t)which, .fingerprint = 7,
-                .front = b->front, .back = b->back[which], .bytes = {TOTAL, SIZES[which], 1024},
+                .input = b->input, .result = b->result[which], .bytes = {TOTAL, SIZES[which], 1024},
                 .dtype = which == 1 ? WC_F32 : WC_I32, .codec = which == 1 ? WC_CODEC_INT8 : WC_CODEC_NONE, .divisor = 2,
                 .lanes = LANES, .tracks = 1, .digest = 1, .steps = steps};
     if (b->posted[which])
@@ -186,7 +186,7 @@ static void take_event(bench *b)
     insist(event.type != 0, "every op and every lane ends");
     insist(event.type != WC_EV_MISMATCH || b->differs, "calls differ only where a frame says so");
     if (event.type == WC_EV_DONE)
-        insist(event.value == digest_of(b->back[which], SIZES[which]), "a digest is of the bytes in memory");
+        insist(event.value == digest_of(b->result[which], SIZES[which]), "a digest is of the bytes in memory");
     b->live -= event.type == WC_EV_CANCELLED;
     b->lanes -= event.type == WC_EV_LANE_DOWN;
 }
@@ -197,9 +197,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (!b.engine) {
         wc_config config = {.workers = 1, .segment = 65536, .stripe = 65536};
         must((b.engine = wc_engine_new(&config)) != NULL, "wc_engine_new");
-        must((b.front = calloc(1, TOTAL)) != NULL, "calloc");
+        must((b.input = calloc(1, TOTAL)) != NULL, "calloc");
         for (int i = 0; i < OPS; i++)
-            must((b.back[i] = malloc(SIZES[i])) != NULL || !SIZES[i], "malloc");
+            must((b.result[i] = malloc(SIZES[i])) != NULL || !SIZES[i], "malloc");
         b.id = 1;
     }
     input in = {data, data + size};

@@ -28,7 +28,7 @@ static bool is_sum(buffer b, const int *ring, int n)
     return true;
 }
 
-static bool is_front(buffer b, int rank)
+static bool is_input(buffer b, int rank)
 {
     for (uint64_t i = 0; i < b.bytes / 4; i++)
         if (((int32_t *)b.data)[i] != value(rank, i))
@@ -58,38 +58,38 @@ static call sum_of(uint64_t id, uint64_t epoch, uint64_t seq, uint64_t count)
 static void test_ring(int n, uint32_t lanes, uint32_t workers, uint64_t count)
 {
     bed b;
-    buffer front[MAX_RANKS], back[MAX_RANKS];
+    buffer input[MAX_RANKS], result[MAX_RANKS];
     bed_start(&b, n, lanes, workers, 65536, 65536);
     for (int r = 0; r < n; r++) {
-        front[r] = buffer_new(count * 4);
-        back[r] = buffer_new(count * 4);
-        fill(front[r], r);
-        CHECK(post_ring(&b, ALL, n, r, sum_of(1, 1, 5, count), front[r], back[r]) == 0);
+        input[r] = buffer_new(count * 4);
+        result[r] = buffer_new(count * 4);
+        fill(input[r], r);
+        CHECK(post_ring(&b, ALL, n, r, sum_of(1, 1, 5, count), input[r], result[r]) == 0);
     }
     for (int r = 0; r < n; r++) {
         wc_event event = next_event(b.engines[r], DEADLINE_MS);
         CHECK(event.type == WC_EV_DONE && event.op == 1);
-        CHECK(is_sum(back[r], ALL, n) && is_front(front[r], r));
-        CHECK(event.value == digest_of(back[r]));
+        CHECK(is_sum(result[r], ALL, n) && is_input(input[r], r));
+        CHECK(event.value == digest_of(result[r]));
     }
     bed_stop(&b);
     for (int r = 0; r < n; r++)
-        CHECK(buffer_free(&front[r]) && buffer_free(&back[r]));
+        CHECK(buffer_free(&input[r]) && buffer_free(&result[r]));
 }
 
 static void test_pipelined(void)
 {
     enum { OPS = 8, N = 3 };
     bed b;
-    buffer front[N][OPS], back[N][OPS];
+    buffer input[N][OPS], result[N][OPS];
     bed_start(&b, N, 3, 2, 65536, 65536);
     for (int r = 0; r < N; r++) {
         for (int o = 0; o < OPS; o++) {
             uint64_t count = (uint64_t)o * 40000 + 1;
-            front[r][o] = buffer_new(count * 4);
-            back[r][o] = buffer_new(count * 4);
-            fill(front[r][o], r);
-            CHECK(post_ring(&b, ALL, N, r, sum_of(1 + (uint64_t)o, 1, 1 + (uint64_t)o, count), front[r][o], back[r][o]) == 0);
+            input[r][o] = buffer_new(count * 4);
+            result[r][o] = buffer_new(count * 4);
+            fill(input[r][o], r);
+            CHECK(post_ring(&b, ALL, N, r, sum_of(1 + (uint64_t)o, 1, 1 + (uint64_t)o, count), input[r][o], result[r][o]) == 0);
         }
     }
     for (int r = 0; r < N; r++)
@@ -98,8 +98,8 @@ static void test_pipelined(void)
     bed_stop(&b);
     for (int r = 0; r < N; r++) {
         for (int o = 0; o < OPS; o++) {
-            CHECK(is_sum(back[r][o], ALL, N));
-            CHECK(buffer_free(&front[r][o]) && buffer_free(&back[r][o]));
+            CHECK(is_sum(result[r][o], ALL, N));
+            CHECK(buffer_free(&input[r][o]) && buffer_free(&result[r][o]));
         }
     }
 }
@@ -110,20 +110,20 @@ static void test_shrink(int round)
     enum { N = 3, COUNT = 700001 };
     static const int TWO[2] = {0, 1};
     bed b;
-    buffer front[N], back[N];
+    buffer input[N], result[N];
     bed_start(&b, N, 4, 2, 65536, 65536);
     for (int r = 0; r < N; r++) {
-        front[r] = buffer_new(COUNT * 4);
-        back[r] = buffer_new(COUNT * 4);
-        fill(front[r], r);
+        input[r] = buffer_new(COUNT * 4);
+        result[r] = buffer_new(COUNT * 4);
+        fill(input[r], r);
     }
     for (int r = 0; r < N - round % 2; r++) /* in odd rounds rank 2 never posts: the others stand still in mid-op */
-        CHECK(post_ring(&b, ALL, N, r, sum_of(1, 1, 1, COUNT), front[r], back[r]) == 0);
+        CHECK(post_ring(&b, ALL, N, r, sum_of(1, 1, 1, COUNT), input[r], result[r]) == 0);
     usleep((useconds_t)(draw() % 3000));
     for (int r = 0; r < 2; r++) {
         bed_epoch(&b, r, 2);
         CHECK(wc_cancel(b.engines[r], 1) == 0);
-        CHECK(post_ring(&b, TWO, 2, r, sum_of(2, 2, 1, COUNT), front[r], back[r]) == 0);
+        CHECK(post_ring(&b, TWO, 2, r, sum_of(2, 2, 1, COUNT), input[r], result[r]) == 0);
     }
     for (int r = 0; r < 2; r++) {
         bool cancelled = false, done = false;
@@ -134,13 +134,13 @@ static void test_shrink(int round)
             cancelled |= event.type == WC_EV_CANCELLED && event.op == 1;
             done |= event.type == WC_EV_DONE && event.op == 2;
             if (event.type == WC_EV_DONE && event.op == 2)
-                CHECK(event.value == digest_of(back[r]));
+                CHECK(event.value == digest_of(result[r]));
         }
-        CHECK(is_sum(back[r], TWO, 2) && is_front(front[r], r));
+        CHECK(is_sum(result[r], TWO, 2) && is_input(input[r], r));
     }
     bed_stop(&b);
     for (int r = 0; r < N; r++)
-        CHECK(buffer_free(&front[r]) && buffer_free(&back[r]));
+        CHECK(buffer_free(&input[r]) && buffer_free(&result[r]));
 }
 
 /* A cancel within an epoch: what the other end still sends for it is dropped, the next op runs. */
@@ -148,21 +148,21 @@ static void test_cancel(void)
 {
     enum { COUNT = 300000 };
     bed b;
-    buffer front[2], back[2];
+    buffer input[2], result[2];
     bed_start(&b, 2, 2, 2, 65536, 65536);
     for (int r = 0; r < 2; r++) {
-        front[r] = buffer_new(COUNT * 4);
-        back[r] = buffer_new(COUNT * 4);
-        fill(front[r], r);
+        input[r] = buffer_new(COUNT * 4);
+        result[r] = buffer_new(COUNT * 4);
+        fill(input[r], r);
     }
     CHECK(wc_cancel(b.engines[0], 77) == 0);
     wc_event event = next_event(b.engines[0], DEADLINE_MS);
     CHECK(event.type == WC_EV_CANCELLED && event.op == 77);
 
     for (int r = 0; r < 2; r++) {
-        CHECK(post_ring(&b, ALL, 2, r, sum_of(1, 1, 1, COUNT), front[r], back[r]) == 0);
+        CHECK(post_ring(&b, ALL, 2, r, sum_of(1, 1, 1, COUNT), input[r], result[r]) == 0);
         CHECK(wc_cancel(b.engines[r], 1) == 0);
-        CHECK(post_ring(&b, ALL, 2, r, sum_of(2, 1, 2, COUNT), front[r], back[r]) == 0);
+        CHECK(post_ring(&b, ALL, 2, r, sum_of(2, 1, 2, COUNT), input[r], result[r]) == 0);
     }
     for (int r = 0; r < 2; r++) {
         bool cancelled = false, done = false;
@@ -173,17 +173,17 @@ static void test_cancel(void)
             cancelled |= event.type == WC_EV_CANCELLED;
             done |= event.type == WC_EV_DONE && event.op == 2;
         }
-        CHECK(is_sum(back[r], ALL, 2));
+        CHECK(is_sum(result[r], ALL, 2));
     }
     bed_stop(&b);
     for (int r = 0; r < 2; r++)
-        CHECK(buffer_free(&front[r]) && buffer_free(&back[r]));
+        CHECK(buffer_free(&input[r]) && buffer_free(&result[r]));
 }
 
-/* Fills one rank's front while the engine reads it: blocks in a shuffled order, with pauses. */
+/* Fills one rank's input while the engine reads it: blocks in a shuffled order, with pauses. */
 typedef struct {
     pthread_t thread;
-    buffer whole, front;
+    buffer whole, input;
     uint8_t *filled;
     uint64_t seed;
     int bell;
@@ -192,12 +192,12 @@ typedef struct {
 static void *fill_blocks(void *argument)
 {
     filler *f = argument;
-    uint64_t blocks = (f->front.bytes + WC_DIGEST_BLOCK - 1) / WC_DIGEST_BLOCK, stride = 1 + 2 * (f->seed % 7);
+    uint64_t blocks = (f->input.bytes + WC_DIGEST_BLOCK - 1) / WC_DIGEST_BLOCK, stride = 1 + 2 * (f->seed % 7);
     while (blocks % stride == 0 && stride > 1)
         stride += 2;
     for (uint64_t i = 0; i < blocks; i++) {
-        uint64_t block = (i * stride + f->seed) % blocks, at = block * WC_DIGEST_BLOCK, left = f->front.bytes - at;
-        memcpy(f->front.data + at, f->whole.data + at, left < WC_DIGEST_BLOCK ? left : WC_DIGEST_BLOCK);
+        uint64_t block = (i * stride + f->seed) % blocks, at = block * WC_DIGEST_BLOCK, left = f->input.bytes - at;
+        memcpy(f->input.data + at, f->whole.data + at, left < WC_DIGEST_BLOCK ? left : WC_DIGEST_BLOCK);
         __atomic_store_n(&f->filled[block], 1, __ATOMIC_RELEASE);
         if (i % 3 != 1 || i + 1 == blocks)
             must(eventfd_write(f->bell, 1) == 0, "bell");
@@ -214,20 +214,20 @@ static void test_gate(int round)
     static const int TWO[2] = {0, 1};
     int left = round % 2 ? 2 : N;
     bed b;
-    buffer back[N];
+    buffer result[N];
     filler fillers[N];
     static uint32_t shown[N][BLOCKS];
     bed_start(&b, N, 3, 2, 65536, 65536);
     memset(shown, 0, sizeof shown);
     for (int r = 0; r < N; r++) {
-        back[r] = buffer_new(COUNT * 4);
-        fillers[r] = (filler){.whole = buffer_new(COUNT * 4), .front = buffer_new(COUNT * 4), .seed = draw() % 1000,
+        result[r] = buffer_new(COUNT * 4);
+        fillers[r] = (filler){.whole = buffer_new(COUNT * 4), .input = buffer_new(COUNT * 4), .seed = draw() % 1000,
                               .filled = calloc(BLOCKS, 1), .bell = eventfd(0, EFD_NONBLOCK)};
         fill(fillers[r].whole, r);
         must(wc_bell_add(b.engines[r], fillers[r].bell) == 0, "bell");
         call c = sum_of(1, 1, 1, COUNT);
         c.filled = fillers[r].filled, c.shown = shown[r], c.attempt = 1;
-        CHECK(post_ring(&b, ALL, N, r, c, fillers[r].front, back[r]) == 0);
+        CHECK(post_ring(&b, ALL, N, r, c, fillers[r].input, result[r]) == 0);
     }
     for (int r = 0; r < N; r++)
         must(pthread_create(&fillers[r].thread, NULL, fill_blocks, &fillers[r]) == 0, "thread");
@@ -239,7 +239,7 @@ static void test_gate(int round)
             CHECK(wc_cancel(b.engines[r], 1) == 0);
             call c = sum_of(2, 2, 1, COUNT);
             c.filled = fillers[r].filled, c.shown = shown[r], c.attempt = 2;
-            CHECK(post_ring(&b, TWO, 2, r, c, fillers[r].front, back[r]) == 0);
+            CHECK(post_ring(&b, TWO, 2, r, c, fillers[r].input, result[r]) == 0);
         }
     }
     for (int r = 0; r < left; r++) {
@@ -251,7 +251,7 @@ static void test_gate(int round)
         bool all = true;
         for (int i = 0; i < BLOCKS; i++)
             all &= __atomic_load_n(&shown[r][i], __ATOMIC_ACQUIRE) == (left < N ? 2 : 1);
-        CHECK(all && is_sum(back[r], ALL, left));
+        CHECK(all && is_sum(result[r], ALL, left));
     }
     for (int r = 0; r < N; r++)
         pthread_join(fillers[r].thread, NULL);
@@ -259,14 +259,14 @@ static void test_gate(int round)
         wc_bell_remove(b.engines[r], fillers[r].bell);
     bed_stop(&b);
     for (int r = 0; r < N; r++) {
-        CHECK(is_front(fillers[r].front, r) && buffer_free(&fillers[r].front));
-        CHECK(buffer_free(&fillers[r].whole) && buffer_free(&back[r]));
+        CHECK(is_input(fillers[r].input, r) && buffer_free(&fillers[r].input));
+        CHECK(buffer_free(&fillers[r].whole) && buffer_free(&result[r]));
         free(fillers[r].filled);
         close(fillers[r].bell);
     }
 }
 
-/* Ops whose fronts are filled at once: the small ones are the last in the worker's queue, and end before the large one,
+/* Ops whose inputs are filled at once: the small ones are the last in the worker's queue, and end before the large one,
    which has many parts (fine) or a long one. */
 static void test_local_steps_take_turns(bool fine)
 {
@@ -277,13 +277,13 @@ static void test_local_steps_take_turns(bool fine)
     uint8_t *filled = calloc(LARGE / WC_DIGEST_BLOCK, 1);
     int bell = eventfd(0, EFD_NONBLOCK);
     must(wc_bell_add(engine, bell) == 0, "bell");
-    buffer front[OPS], back[OPS];
+    buffer input[OPS], result[OPS];
     for (int i = 0; i < OPS; i++) { /* a bell looks at the op that was posted last, first: the large one */
         size_t bytes = i == OPS - 1 ? LARGE : SMALL;
-        front[i] = buffer_new(bytes), back[i] = buffer_new(bytes);
-        fill(front[i], i);
-        const wc_step copy = {.length = bytes, .to = {.buffer = WC_BACK}, .after = {-1, -1}, .direction = WC_LOCAL, .result = 1};
-        wc_op op = {.id = (uint64_t)i, .epoch = 1, .seq = 1, .fingerprint = 7, .front = front[i].data, .back = back[i].data,
+        input[i] = buffer_new(bytes), result[i] = buffer_new(bytes);
+        fill(input[i], i);
+        const wc_step copy = {.length = bytes, .to = {.buffer = WC_RESULT}, .after = {-1, -1}, .direction = WC_LOCAL, .result = 1};
+        wc_op op = {.id = (uint64_t)i, .epoch = 1, .seq = 1, .fingerprint = 7, .input = input[i].data, .result = result[i].data,
                     .bytes = {bytes, bytes}, .dtype = WC_I32, .op = WC_SUM, .divisor = 1, .lanes = 1, .tracks = 1,
                     .stripe = fine ? 65536 : LARGE, .steps_count = 1, .digest = 1, .steps = &copy, .filled = filled};
         must(wc_post(engine, &op) == 0, "post");
@@ -302,7 +302,7 @@ static void test_local_steps_take_turns(bool fine)
     wc_bell_remove(engine, bell);
     wc_engine_free(engine);
     for (int i = 0; i < OPS; i++)
-        CHECK(is_front(back[i], i) && buffer_free(&front[i]) && buffer_free(&back[i]));
+        CHECK(is_input(result[i], i) && buffer_free(&input[i]) && buffer_free(&result[i]));
     free(filled);
     close(bell);
 }
@@ -322,14 +322,14 @@ static void test_lane_loss(void)
 {
     enum { COUNT = 1000000 };
     bed b;
-    buffer front[2], back[2];
+    buffer input[2], result[2];
     bed_start(&b, 2, 2, 1, 65536, 65536);
     for (int r = 0; r < 2; r++) {
-        front[r] = buffer_new(COUNT * 4);
-        back[r] = buffer_new(COUNT * 4);
-        fill(front[r], r);
+        input[r] = buffer_new(COUNT * 4);
+        result[r] = buffer_new(COUNT * 4);
+        fill(input[r], r);
     }
-    CHECK(post_ring(&b, ALL, 2, 0, sum_of(1, 1, 1, COUNT), front[0], back[0]) == 0);
+    CHECK(post_ring(&b, ALL, 2, 0, sum_of(1, 1, 1, COUNT), input[0], result[0]) == 0);
     shutdown(b.fds[0][1][1], SHUT_RDWR);
     for (int r = 0; r < 2; r++) {
         wc_event event = next_event(b.engines[r], DEADLINE_MS);
@@ -351,17 +351,17 @@ static void test_lane_loss(void)
     for (int r = 0; r < 2; r++) {
         if (r == 0)
             CHECK(wc_cancel(b.engines[r], 1) == 0 && after_hang_up(b.engines[r]).type == WC_EV_CANCELLED);
-        CHECK(post_ring(&b, ALL, 2, r, sum_of(2, 2, 1, COUNT), front[r], back[r]) == 0);
+        CHECK(post_ring(&b, ALL, 2, r, sum_of(2, 2, 1, COUNT), input[r], result[r]) == 0);
     }
     for (int r = 0; r < 2; r++)
-        CHECK(after_hang_up(b.engines[r]).type == WC_EV_DONE && is_sum(back[r], ALL, 2));
+        CHECK(after_hang_up(b.engines[r]).type == WC_EV_DONE && is_sum(result[r], ALL, 2));
     CHECK(wc_link_close(b.engines[0], link_to(1)) == 0);
     CHECK(next_event(b.engines[1], DEADLINE_MS).type == WC_EV_LANE_DOWN);
     CHECK(next_event(b.engines[0], 50).type == 0); /* closing says nothing here */
     CHECK(wc_link_close(b.engines[0], link_to(1)) == -1 && errno == EINVAL);
     bed_stop(&b);
     for (int r = 0; r < 2; r++)
-        CHECK(buffer_free(&front[r]) && buffer_free(&back[r]));
+        CHECK(buffer_free(&input[r]) && buffer_free(&result[r]));
 }
 
 /* An all-reduce of whole tensors in int8: encode, send to all, receive from all into scratch, add up in rank order. */
@@ -369,7 +369,7 @@ static uint32_t exchange_schedule(wc_step *out, uint64_t *scratch, int n, int me
 {
     const wc_codec_block block = wc_codec_shape(WC_CODEC_INT8);
     const uint64_t coded = (count + block.elements - 1) / block.elements * block.bytes;
-    const wc_place front = {.buffer = WC_FRONT}, back = {.buffer = WC_BACK};
+    const wc_place input = {.buffer = WC_INPUT}, result = {.buffer = WC_RESULT};
     uint32_t steps = 0;
     int32_t last = -1, here[MAX_RANKS];
     wc_place codes[MAX_RANKS];
@@ -378,7 +378,7 @@ static uint32_t exchange_schedule(wc_step *out, uint64_t *scratch, int n, int me
     *scratch = (uint64_t)n * coded;
     wc_step step = {.length = count * 4, .after = {-1, -1}};
     here[me] = (int32_t)steps;
-    out[steps] = step, out[steps].direction = WC_LOCAL, out[steps].action = WC_ENCODE, out[steps].to = codes[me], out[steps].left = front;
+    out[steps] = step, out[steps].direction = WC_LOCAL, out[steps].action = WC_ENCODE, out[steps].to = codes[me], out[steps].left = input;
     out[steps++].measured = 1;
     for (int r = 0; r < n; r++) {
         if (r == me)
@@ -389,7 +389,7 @@ static uint32_t exchange_schedule(wc_step *out, uint64_t *scratch, int n, int me
         out[steps] = step, out[steps].direction = WC_RECV, out[steps].link = link_to(r), out[steps++].to = codes[r];
     }
     for (int r = 0; r < n; r++) {
-        out[steps] = step, out[steps].direction = WC_LOCAL, out[steps].to = back, out[steps].left = r ? back : codes[0];
+        out[steps] = step, out[steps].direction = WC_LOCAL, out[steps].to = result, out[steps].left = r ? result : codes[0];
         out[steps].action = r == 0 ? WC_DECODE : r == n - 1 ? WC_FINAL : WC_REDUCE;
         out[steps].result = r == n - 1;
         if (r)
@@ -401,11 +401,11 @@ static uint32_t exchange_schedule(wc_step *out, uint64_t *scratch, int n, int me
     return steps;
 }
 
-static int post_exchange(bed *b, int n, int me, call c, buffer front, buffer back)
+static int post_exchange(bed *b, int n, int me, call c, buffer input, buffer result)
 {
     wc_step lines[4 * MAX_RANKS];
     wc_op op = {
-        .id = c.id, .epoch = c.epoch, .seq = c.seq, .fingerprint = c.fingerprint, .front = front.data, .back = back.data,
+        .id = c.id, .epoch = c.epoch, .seq = c.seq, .fingerprint = c.fingerprint, .input = input.data, .result = result.data,
         .bytes = {c.count * 4, c.count * 4}, .dtype = WC_F32, .op = c.op, .codec = WC_CODEC_INT8, .divisor = (uint32_t)n,
         .lanes = b->lanes, .tracks = b->tracks, .digest = 1, .steps = lines, .filled = c.filled,
     };
@@ -420,58 +420,58 @@ static void test_quantized(int round)
     enum { N = 3, COUNT = 300001 };
     int n = N;
     bed b;
-    buffer front[N], back[N];
+    buffer input[N], result[N];
     bed_start(&b, N, 3, 1 + (uint32_t)round % 2, 65536, 8192);
     for (int r = 0; r < N; r++) {
-        front[r] = buffer_new(COUNT * 4);
-        back[r] = buffer_new(COUNT * 4);
+        input[r] = buffer_new(COUNT * 4);
+        result[r] = buffer_new(COUNT * 4);
         for (uint64_t i = 0; i < COUNT; i++)
-            ((float *)front[r].data)[i] = (float)(i % 1000) * (float)(r + 1);
+            ((float *)input[r].data)[i] = (float)(i % 1000) * (float)(r + 1);
     }
     call c = {.id = 1, .epoch = 1, .seq = 1, .fingerprint = 7, .count = COUNT, .dtype = WC_F32, .op = WC_SUM};
     for (int r = 0; r < N - round / 2 % 2; r++)
-        CHECK(post_exchange(&b, n, r, c, front[r], back[r]) == 0);
+        CHECK(post_exchange(&b, n, r, c, input[r], result[r]) == 0);
     if (round % 2) {
         usleep((useconds_t)(draw() % 3000));
         n = 2, c.id = 2, c.epoch = 2;
         for (int r = 0; r < n; r++) {
             bed_epoch(&b, r, 2);
-            CHECK(wc_cancel(b.engines[r], 1) == 0 && post_exchange(&b, n, r, c, front[r], back[r]) == 0);
+            CHECK(wc_cancel(b.engines[r], 1) == 0 && post_exchange(&b, n, r, c, input[r], result[r]) == 0);
         }
     } else if (round / 2 % 2) {
-        CHECK(post_exchange(&b, n, N - 1, c, front[N - 1], back[N - 1]) == 0);
+        CHECK(post_exchange(&b, n, N - 1, c, input[N - 1], result[N - 1]) == 0);
     }
     for (int r = 0; r < n; r++) {
         wc_event event;
         do
             event = next_event(b.engines[r], DEADLINE_MS);
         while (event.type == WC_EV_CANCELLED || (event.type == WC_EV_DONE && event.op != c.id));
-        CHECK(event.type == WC_EV_DONE && event.value == digest_of(back[r]) && event.saved > 0);
+        CHECK(event.type == WC_EV_DONE && event.value == digest_of(result[r]) && event.saved > 0);
         CHECK(event.error_squares > 0 && event.error_squares < 1e-4 * event.norm_squares);
-        CHECK(!memcmp(back[r].data, back[0].data, COUNT * 4));
+        CHECK(!memcmp(result[r].data, result[0].data, COUNT * 4));
         for (uint64_t i = 0; i < COUNT; i += 101) {
-            double want = (double)(i % 1000) * (n == 3 ? 6 : 3), got = ((float *)back[r].data)[i];
+            double want = (double)(i % 1000) * (n == 3 ? 6 : 3), got = ((float *)result[r].data)[i];
             CHECK(got > want - 30 && got < want + 30);
         }
     }
     bed_stop(&b);
     for (int r = 0; r < N; r++)
-        CHECK(buffer_free(&front[r]) && buffer_free(&back[r]));
+        CHECK(buffer_free(&input[r]) && buffer_free(&result[r]));
 }
 
 static void test_mismatch(void)
 {
     enum { COUNT = 100000 };
     bed b;
-    buffer front[2], back[2];
+    buffer input[2], result[2];
     bed_start(&b, 2, 8, 2, 65536, 65536);
     for (int r = 0; r < 2; r++) {
-        front[r] = buffer_new(COUNT * 4);
-        back[r] = buffer_new(COUNT * 4);
-        fill(front[r], r);
+        input[r] = buffer_new(COUNT * 4);
+        result[r] = buffer_new(COUNT * 4);
+        fill(input[r], r);
         call c = sum_of(1, 1, 3, r ? COUNT / 1000 : COUNT);
         c.fingerprint = 50 + (uint64_t)r;
-        CHECK(post_ring(&b, ALL, 2, r, c, front[r], back[r]) == 0);
+        CHECK(post_ring(&b, ALL, 2, r, c, input[r], result[r]) == 0);
     }
     for (int r = 0; r < 2; r++) {
         wc_event event = next_event(b.engines[r], DEADLINE_MS);
@@ -482,20 +482,20 @@ static void test_mismatch(void)
         bed_epoch(&b, r, 2);
         CHECK(wc_cancel(b.engines[r], 1) == 0);
         CHECK(next_event(b.engines[r], DEADLINE_MS).type == WC_EV_CANCELLED);
-        CHECK(post_ring(&b, ALL, 2, r, sum_of(2, 2, 4, COUNT), front[r], back[r]) == 0);
+        CHECK(post_ring(&b, ALL, 2, r, sum_of(2, 2, 4, COUNT), input[r], result[r]) == 0);
     }
     for (int r = 0; r < 2; r++)
-        CHECK(next_event(b.engines[r], DEADLINE_MS).type == WC_EV_DONE && is_sum(back[r], ALL, 2));
+        CHECK(next_event(b.engines[r], DEADLINE_MS).type == WC_EV_DONE && is_sum(result[r], ALL, 2));
     bed_stop(&b);
     for (int r = 0; r < 2; r++)
-        CHECK(buffer_free(&front[r]) && buffer_free(&back[r]));
+        CHECK(buffer_free(&input[r]) && buffer_free(&result[r]));
 }
 
 /* One engine whose only neighbour is this test: it waits for 64 int32 to copy. */
 typedef struct {
     wc_engine *engine;
     int fd;
-    buffer back;
+    buffer result;
 } raw;
 
 enum { RAW_BYTES = 256 };
@@ -503,13 +503,13 @@ enum { RAW_BYTES = 256 };
 static raw raw_start(uint32_t checksums)
 {
     wc_config config = {.workers = 1, .segment = 65536, .stripe = 65536};
-    wc_step line = {.link = RAW_LINK, .length = RAW_BYTES, .to = {.buffer = WC_BACK}, .after = {-1, -1}, .direction = WC_RECV};
-    raw r = {.engine = wc_engine_new(&config), .back = buffer_new(RAW_BYTES)};
+    wc_step line = {.link = RAW_LINK, .length = RAW_BYTES, .to = {.buffer = WC_RESULT}, .after = {-1, -1}, .direction = WC_RECV};
+    raw r = {.engine = wc_engine_new(&config), .result = buffer_new(RAW_BYTES)};
     int pair[2];
     tcp_pair(pair);
     r.fd = pair[0];
     must(r.engine && wc_link_open(r.engine, RAW_LINK, 1, 1, 5) == 0 && wc_lane_attach(r.engine, RAW_LINK, 0, pair[1], checksums) == 0, "raw");
-    wc_op op = {.id = 1, .epoch = 5, .seq = 2, .fingerprint = 7, .front = r.back.data, .back = r.back.data, .bytes = {0, RAW_BYTES},
+    wc_op op = {.id = 1, .epoch = 5, .seq = 2, .fingerprint = 7, .input = r.result.data, .result = r.result.data, .bytes = {0, RAW_BYTES},
                 .dtype = WC_I32, .divisor = 1, .lanes = 1, .tracks = 1, .steps_count = 1, .steps = &line};
     CHECK(wc_post(r.engine, &op) == 0);
     return r;
@@ -519,7 +519,7 @@ static void raw_stop(raw *r)
 {
     close(r->fd);
     wc_engine_free(r->engine);
-    CHECK(buffer_free(&r->back));
+    CHECK(buffer_free(&r->result));
 }
 
 static wc_frame good_frame(void)
@@ -566,20 +566,20 @@ static void test_cancel_leaves_all_tracks_first(void)
     tcp_pair(a), tcp_pair(b);
     must(wc_link_open(engine, A, 1, 1, 1) == 0 && wc_link_open(engine, B, 1, 1, 1) == 0, "link");
     must(wc_lane_attach(engine, A, 0, a[0], 1) == 0 && wc_lane_attach(engine, B, 0, b[0], 1) == 0, "attach");
-    static uint8_t front[2][BYTES], back[2][BYTES], filled[2][2], payload[HALF], heard[4 * BYTES];
+    static uint8_t input[2][BYTES], result[2][BYTES], filled[2][2], payload[HALF], heard[4 * BYTES];
     memset(filled, 0, sizeof filled);
     filled[0][0] = 1;
     const wc_step first[] = {
-        {.link = A, .length = HALF, .left = {.buffer = WC_FRONT}, .after = {-1, -1}, .direction = WC_SEND},
-        {.link = B, .length = BYTES, .left = {.buffer = WC_FRONT}, .after = {-1, -1}, .direction = WC_SEND},
+        {.link = A, .length = HALF, .left = {.buffer = WC_INPUT}, .after = {-1, -1}, .direction = WC_SEND},
+        {.link = B, .length = BYTES, .left = {.buffer = WC_INPUT}, .after = {-1, -1}, .direction = WC_SEND},
     };
     const wc_step second[] = {
-        {.link = A, .length = HALF, .to = {.buffer = WC_BACK}, .left = {.buffer = WC_FRONT}, .after = {-1, -1},
+        {.link = A, .length = HALF, .to = {.buffer = WC_RESULT}, .left = {.buffer = WC_INPUT}, .after = {-1, -1},
          .direction = WC_RECV, .action = WC_REDUCE},
-        {.link = B, .length = HALF, .left = {.buffer = WC_BACK}, .after = {0, -1}, .direction = WC_SEND},
+        {.link = B, .length = HALF, .left = {.buffer = WC_RESULT}, .after = {0, -1}, .direction = WC_SEND},
     };
     for (int i = 0; i < 2; i++) {
-        wc_op op = {.id = 1 + (uint64_t)i, .epoch = 1, .seq = 1 + (uint64_t)i, .fingerprint = 7, .front = front[i], .back = back[i],
+        wc_op op = {.id = 1 + (uint64_t)i, .epoch = 1, .seq = 1 + (uint64_t)i, .fingerprint = 7, .input = input[i], .result = result[i],
                     .bytes = {BYTES, BYTES}, .dtype = WC_I32, .op = WC_SUM, .divisor = 1, .lanes = 1, .tracks = 1, .stripe = BYTES,
                     .steps_count = 2, .steps = i ? second : first, .filled = filled[i]};
         must(wc_post(engine, &op) == 0, "post");
@@ -590,7 +590,7 @@ static void test_cancel_leaves_all_tracks_first(void)
         usleep(1000);
         CHECK(wc_lane_statistics(engine, A, 0, &to_a) == 0 && wc_lane_statistics(engine, B, 0, &to_b) == 0);
     }
-    CHECK(to_a.parked && to_b.frames_sent == 1); /* op 2's frame waits for its front; op 1 has sent B one of two */
+    CHECK(to_a.parked && to_b.frames_sent == 1); /* op 2's frame waits for its input; op 1 has sent B one of two */
     __atomic_store_n(&filled[0][1], 1, __ATOMIC_RELEASE); /* no bell says so: the cancel is what looks next */
     __atomic_store_n(&filled[1][0], 1, __ATOMIC_RELEASE);
     CHECK(wc_cancel(engine, 1) == 0);
@@ -620,7 +620,7 @@ static void test_frames(void)
         raw_send(&r, old, payload, piece);
         raw_send(&r, cancelled, payload, piece);
         raw_send(&r, good_frame(), payload, piece);
-        CHECK(next_event(r.engine, DEADLINE_MS).type == WC_EV_DONE && !memcmp(r.back.data, payload, RAW_BYTES));
+        CHECK(next_event(r.engine, DEADLINE_MS).type == WC_EV_DONE && !memcmp(r.result.data, payload, RAW_BYTES));
         wc_lane_stats stats;
         CHECK(wc_lane_statistics(r.engine, RAW_LINK, 0, &stats) == 0);
         CHECK(stats.frames_dropped == 2 && stats.frames_received == 1 && stats.bytes_received == 3 * (sizeof(wc_frame) + RAW_BYTES));
@@ -673,13 +673,13 @@ static void test_parked(void)
             wc_event event = next_event(r.engine, DEADLINE_MS);
             CHECK(event.type == WC_EV_LANE_DOWN && event.error == 0);
         } else {
-            wc_step line = {.link = RAW_LINK, .length = RAW_BYTES, .to = {.buffer = WC_BACK}, .after = {-1, -1}, .direction = WC_RECV};
-            wc_op op = {.id = 2, .epoch = 6, .seq = 2, .fingerprint = 7, .front = r.back.data, .back = r.back.data,
+            wc_step line = {.link = RAW_LINK, .length = RAW_BYTES, .to = {.buffer = WC_RESULT}, .after = {-1, -1}, .direction = WC_RECV};
+            wc_op op = {.id = 2, .epoch = 6, .seq = 2, .fingerprint = 7, .input = r.result.data, .result = r.result.data,
                         .bytes = {0, RAW_BYTES}, .dtype = WC_I32, .divisor = 1, .lanes = 1, .tracks = 1, .steps_count = 1, .steps = &line};
             CHECK(wc_post(r.engine, &op) == -1 && errno == EINVAL); /* not the link's epoch */
             CHECK(wc_link_epoch(r.engine, RAW_LINK, 6) == 0 && wc_cancel(r.engine, 1) == 0 && wc_post(r.engine, &op) == 0);
             CHECK(next_event(r.engine, DEADLINE_MS).type == WC_EV_CANCELLED);
-            CHECK(next_event(r.engine, DEADLINE_MS).type == WC_EV_DONE && r.back.data[0] == 9);
+            CHECK(next_event(r.engine, DEADLINE_MS).type == WC_EV_DONE && r.result.data[0] == 9);
             CHECK(wc_link_epoch(r.engine, RAW_LINK, 5) == -1 && errno == EINVAL);
         }
         raw_stop(&r);
@@ -701,10 +701,10 @@ static void test_early(int round)
         must(wc_link_open(engine, link_to(other), 1, 1, 5) == 0, "link");
         must(wc_lane_attach(engine, link_to(other), 0, pairs[other][1], 1) == 0, "attach");
     }
-    buffer front = buffer_new(TOTAL), back = buffer_new(TOTAL);
-    memset(front.data, 1, TOTAL);
+    buffer input = buffer_new(TOTAL), result = buffer_new(TOTAL);
+    memset(input.data, 1, TOTAL);
     wc_step lines[4 * N];
-    wc_op op = {.id = 1, .epoch = 5, .seq = 2, .fingerprint = 7, .front = front.data, .back = back.data, .bytes = {TOTAL, TOTAL},
+    wc_op op = {.id = 1, .epoch = 5, .seq = 2, .fingerprint = 7, .input = input.data, .result = result.data, .bytes = {TOTAL, TOTAL},
                 .dtype = WC_U8, .op = WC_SUM, .divisor = N, .lanes = 1, .tracks = 1, .digest = 1, .steps = lines,
                 .steps_count = ring_schedule(lines, ALL, N, 0, TOTAL, 1)};
     must(wc_post(engine, &op) == 0, "post");
@@ -724,12 +724,12 @@ static void test_early(int round)
     if (round % 2)
         CHECK(event.type == WC_EV_LANE_DOWN && event.error == EPROTO && event.link == link_to(2));
     else
-        CHECK(event.type == WC_EV_DONE && event.value == digest_of(back) && back.data[TOTAL - 1] == 3);
+        CHECK(event.type == WC_EV_DONE && event.value == digest_of(result) && result.data[TOTAL - 1] == 3);
     wc_engine_free(engine);
     for (int other = 1; other < N; other++)
         close(pairs[other][0]);
     free(bytes);
-    CHECK(buffer_free(&front) && buffer_free(&back));
+    CHECK(buffer_free(&input) && buffer_free(&result));
 }
 
 /* One bit of what rank 0 sends to rank 1 is flipped on the way, each bit of an op's frames in turn: rank 1 always finds
@@ -739,12 +739,12 @@ static void test_flips(void)
     enum { COUNT = 16, HALF = COUNT / 2 * 4, STREAM = 2 * (int)(sizeof(wc_frame) + HALF) };
     wc_config config = {.workers = 1, .segment = 65536, .stripe = 65536};
     bed b = {.ranks = 2, .lanes = 1, .tracks = 1};
-    buffer front[2], back[2];
+    buffer input[2], result[2];
     for (int r = 0; r < 2; r++) {
         must((b.engines[r] = wc_engine_new(&config)) != NULL, "wc_engine_new");
-        front[r] = buffer_new(COUNT * 4);
-        back[r] = buffer_new(COUNT * 4);
-        fill(front[r], r);
+        input[r] = buffer_new(COUNT * 4);
+        result[r] = buffer_new(COUNT * 4);
+        fill(input[r], r);
     }
     uint64_t id = 0, epoch = 0;
     for (int bit = -1; bit < STREAM * 8; bit++) { /* -1: none, to see that the whole stream is tried */
@@ -753,7 +753,7 @@ static void test_flips(void)
             tcp_pair(ends[r]);
             must(wc_link_open(b.engines[r], link_to(1 - r), 1, 1, epoch + 1) == 0, "link");
             must(wc_lane_attach(b.engines[r], link_to(1 - r), 0, ends[r][0], 1) == 0, "attach");
-            CHECK(post_ring(&b, ALL, 2, r, sum_of(id + 1, epoch + 1, 1, COUNT), front[r], back[r]) == 0);
+            CHECK(post_ring(&b, ALL, 2, r, sum_of(id + 1, epoch + 1, 1, COUNT), input[r], result[r]) == 0);
         }
         id++, epoch++;
         wc_event event[2] = {{0}, {0}};
@@ -776,7 +776,7 @@ static void test_flips(void)
                 event[1] = next_event(b.engines[1], 0);
         }
         if (bit < 0) {
-            CHECK(event[1].type == WC_EV_DONE && passed_on == STREAM && is_sum(back[1], ALL, 2));
+            CHECK(event[1].type == WC_EV_DONE && passed_on == STREAM && is_sum(result[1], ALL, 2));
         } else if (!CHECK(event[1].type == WC_EV_LANE_DOWN && event[1].error == EBADMSG)) {
             fprintf(stderr, "  bit %d: event %u, error %d, %s\n", bit, event[1].type, event[1].error, event[1].text);
         }
@@ -795,7 +795,7 @@ static void test_flips(void)
     }
     bed_stop(&b);
     for (int r = 0; r < 2; r++)
-        CHECK(buffer_free(&front[r]) && buffer_free(&back[r]));
+        CHECK(buffer_free(&input[r]) && buffer_free(&result[r]));
 }
 
 /* One frame of several pieces, of each kind that a receiver tells apart, with one bit flipped or none, in reads of any
@@ -804,8 +804,8 @@ static void test_flips_of_kinds(void)
 {
     enum { IN_PLACE, SHIFTED, NOT_HASHED, REDUCED, ENCODED, DRAINED, GIVEN_UP, KINDS };
     enum { START = 4096, RAW = 3 * 65536 + 512, TOTAL = START + RAW, SEGMENT = 1 << 20 };
-    static uint8_t bytes[sizeof(wc_frame) + RAW], front[TOTAL];
-    const wc_place back = {.buffer = WC_BACK}, coded = {.buffer = WC_SCRATCH, .encoded = 1};
+    static uint8_t bytes[sizeof(wc_frame) + RAW], input[TOTAL];
+    const wc_place result = {.buffer = WC_RESULT}, coded = {.buffer = WC_SCRATCH, .encoded = 1};
     wc_config config = {.workers = 1, .segment = SEGMENT, .stripe = SEGMENT};
     for (int kind = 0; kind < KINDS; kind++) {
         const uint32_t length = kind == ENCODED ? RAW / 512 * 132 : RAW;
@@ -817,10 +817,10 @@ static void test_flips_of_kinds(void)
             tcp_pair(pair);
             fcntl(pair[0], F_SETFL, 0);
             must(engine && wc_link_open(engine, RAW_LINK, 1, 1, 5) == 0 && wc_lane_attach(engine, RAW_LINK, 0, pair[1], 1) == 0, "raw");
-            wc_step steps[2] = {{.link = RAW_LINK, .start = START, .length = RAW, .to = back, .left = {.buffer = WC_FRONT},
+            wc_step steps[2] = {{.link = RAW_LINK, .start = START, .length = RAW, .to = result, .left = {.buffer = WC_INPUT},
                                  .after = {-1, -1}, .direction = WC_RECV, .action = kind == REDUCED ? WC_FINAL : WC_COPY, .result = 1}};
             steps[0].to.offset = kind == SHIFTED ? 0 : START;
-            wc_op op = {.id = 1, .epoch = 5, .seq = 2, .fingerprint = 7, .front = front, .back = out.data, .bytes = {TOTAL, TOTAL, TOTAL},
+            wc_op op = {.id = 1, .epoch = 5, .seq = 2, .fingerprint = 7, .input = input, .result = out.data, .bytes = {TOTAL, TOTAL, TOTAL},
                         .dtype = kind == ENCODED ? WC_F32 : WC_I32, .codec = kind == ENCODED ? WC_CODEC_INT8 : WC_CODEC_NONE,
                         .divisor = 1, .lanes = 1, .tracks = 1, .digest = kind != NOT_HASHED, .steps_count = 1, .steps = steps};
             if (kind == ENCODED) {
@@ -934,13 +934,13 @@ static void test_no_memory(void)
     enum { COUNT = 300000, FAILS = 100 };
     wc_config config = {.workers = 2, .segment = 65536, .stripe = 65536};
     bed b = {.ranks = 2, .lanes = 2, .tracks = 2};
-    buffer front[2], back[2];
+    buffer input[2], result[2];
     int tries = 0;
     for (int r = 0; r < 2; r++) {
-        front[r] = buffer_new(COUNT * 4);
-        back[r] = buffer_new(COUNT * 4);
+        input[r] = buffer_new(COUNT * 4);
+        result[r] = buffer_new(COUNT * 4);
         for (uint64_t i = 0; i < COUNT; i++)
-            ((float *)front[r].data)[i] = 1.0f;
+            ((float *)input[r].data)[i] = 1.0f;
         for (allocations = 0; !b.engines[r] && tries < FAILS; allocations = ++tries)
             CHECK((b.engines[r] = wc_engine_new(&config)) != NULL || errno == ENOMEM);
         must(b.engines[r] != NULL && tries > 5, "wc_engine_new");
@@ -967,14 +967,14 @@ static void test_no_memory(void)
     for (int r = 0; r < 2; r++) {
         int result = -1;
         for (allocations = tries = 0; result < 0 && tries < FAILS; allocations = ++tries)
-            CHECK((result = post_exchange(&b, 2, r, c, front[r], back[r])) == 0 || errno == ENOMEM);
+            CHECK((result = post_exchange(&b, 2, r, c, input[r], result[r])) == 0 || errno == ENOMEM);
         CHECK(result == 0 && tries > 12);
     }
     allocations = -1;
     for (int r = 0; r < 2; r++)
-        CHECK(next_event(b.engines[r], DEADLINE_MS).type == WC_EV_DONE && ((float *)back[r].data)[COUNT - 1] == 2.0f);
+        CHECK(next_event(b.engines[r], DEADLINE_MS).type == WC_EV_DONE && ((float *)result[r].data)[COUNT - 1] == 2.0f);
     c.id = 2, c.seq = 2;
-    CHECK(post_exchange(&b, 2, 0, c, front[0], back[0]) == 0);
+    CHECK(post_exchange(&b, 2, 0, c, input[0], result[0]) == 0);
     allocations = 0; /* what ends something cannot fail */
     CHECK(wc_cancel(b.engines[0], 2) == 0 && wc_cancel(b.engines[0], 2) == 0);
     CHECK(wc_link_epoch(b.engines[0], link_to(1), 2) == -1 && errno == ENOMEM);
@@ -984,7 +984,7 @@ static void test_no_memory(void)
     CHECK((event = next_event(b.engines[0], DEADLINE_MS)).type == WC_EV_CANCELLED && event.op == 2);
     bed_stop(&b);
     for (int r = 0; r < 2; r++)
-        CHECK(buffer_free(&front[r]) && buffer_free(&back[r]));
+        CHECK(buffer_free(&input[r]) && buffer_free(&result[r]));
 }
 
 /* Somebody sends empty frames of an old epoch without end; another link of the same worker has its turns. */
@@ -1005,8 +1005,8 @@ static void test_flood(void)
     raw_send(&r, good_frame(), payload, 4096);
     CHECK(next_event(r.engine, DEADLINE_MS).type == WC_EV_DONE);
     for (uint64_t id = 2; id < OPS; id++) {
-        wc_step line = {.link = RAW_LINK, .length = RAW_BYTES, .to = {.buffer = WC_BACK}, .after = {-1, -1}, .direction = WC_RECV};
-        wc_op op = {.id = id, .epoch = 5, .seq = id + 1, .fingerprint = 7, .front = r.back.data, .back = r.back.data,
+        wc_step line = {.link = RAW_LINK, .length = RAW_BYTES, .to = {.buffer = WC_RESULT}, .after = {-1, -1}, .direction = WC_RECV};
+        wc_op op = {.id = id, .epoch = 5, .seq = id + 1, .fingerprint = 7, .input = r.result.data, .result = r.result.data,
                     .bytes = {0, RAW_BYTES}, .dtype = WC_I32, .divisor = 1, .lanes = 1, .tracks = 1, .steps_count = 1, .steps = &line};
         wc_frame frame = good_frame();
         frame.seq = op.seq;
@@ -1073,8 +1073,8 @@ static void test_notes_pass_what_waits(void)
     enum { COUNT = 300 };
     bed b;
     notes_start(&b);
-    buffer front = buffer_new(1024), back = buffer_new(1024);
-    CHECK(post_ring(&b, ALL, 2, 0, sum_of(1, 1, 3, 256), front, back) == 0);
+    buffer input = buffer_new(1024), result = buffer_new(1024);
+    CHECK(post_ring(&b, ALL, 2, 0, sum_of(1, 1, 3, 256), input, result) == 0);
     wc_lane_stats stats = {0};
     for (int i = 0; i < DEADLINE_MS && !stats.parked; i++) {
         usleep(1000);
@@ -1098,7 +1098,7 @@ static void test_notes_pass_what_waits(void)
         CHECK(stats.bytes_sent == COUNT * sizeof(wc_note_frame) && stats.bytes_received == stats.bytes_sent);
     }
     bed_stop(&b);
-    CHECK(buffer_free(&front) && buffer_free(&back));
+    CHECK(buffer_free(&input) && buffer_free(&result));
 }
 
 /* Nobody takes notes: the sender is told at last; then none is missing, and there is room again. */
@@ -1244,21 +1244,21 @@ static void test_ops_say_notes(void)
     enum { OPS = 400, COUNT = 256 };
     bed b;
     notes_start(&b);
-    buffer front[2], back[2];
+    buffer input[2], result[2];
     uint64_t said = 0, kept = 0;
     for (int r = 0; r < 2; r++) {
-        front[r] = buffer_new(COUNT * 4);
-        back[r] = buffer_new(COUNT * 4);
-        fill(front[r], r);
+        input[r] = buffer_new(COUNT * 4);
+        result[r] = buffer_new(COUNT * 4);
+        fill(input[r], r);
     }
     for (uint64_t seq = 1; seq <= OPS; seq++) {
         const int way = (int)(seq % 4); /* 0, 1: nobody stops it. 2: it is withheld, 3: cancelled, on rank 0 */
         call c = sum_of(seq, 1, seq, COUNT);
         c.says = true;
-        CHECK(post_ring(&b, ALL, 2, 0, c, front[0], back[0]) == 0);
+        CHECK(post_ring(&b, ALL, 2, 0, c, input[0], result[0]) == 0);
         if (seq % 8 == 6) /* surely in time: rank 1 has yet to begin */
             wc_note_withhold(b.engines[0], seq);
-        CHECK(post_ring(&b, ALL, 2, 1, c, front[1], back[1]) == 0);
+        CHECK(post_ring(&b, ALL, 2, 1, c, input[1], result[1]) == 0);
         usleep(way >= 2 ? (useconds_t)(seq % 7) * 20 : 0);
         if (way == 2)
             wc_note_withhold(b.engines[0], seq);
@@ -1300,7 +1300,7 @@ static void test_ops_say_notes(void)
     CHECK(said >= OPS / 2 && kept >= OPS / 8);
     bed_stop(&b);
     for (int r = 0; r < 2; r++)
-        CHECK(buffer_free(&front[r]) && buffer_free(&back[r]));
+        CHECK(buffer_free(&input[r]) && buffer_free(&result[r]));
 }
 
 /* A link over which nobody takes notes breaks, and its op is done all the same. */
@@ -1308,13 +1308,13 @@ static void test_ops_say_notes_to_nobody(void)
 {
     bed b;
     notes_start(&b);
-    buffer front = buffer_new(64), back = buffer_new(64);
+    buffer input = buffer_new(64), result = buffer_new(64);
     while (send_numbered(b.engines[0], link_to(1), 1) == 0)
         ;
     for (int r = 0; r < 2; r++) {
         call c = sum_of(1, 1, 1, 0);
         c.says = r == 0;
-        CHECK(post_ring(&b, ALL, 2, r, c, front, back) == 0);
+        CHECK(post_ring(&b, ALL, 2, r, c, input, result) == 0);
     }
     bool down = false, done = false;
     while (!down || !done) {
@@ -1325,7 +1325,7 @@ static void test_ops_say_notes_to_nobody(void)
         done |= event.type == WC_EV_DONE && event.told;
     }
     bed_stop(&b);
-    CHECK(buffer_free(&front) && buffer_free(&back));
+    CHECK(buffer_free(&input) && buffer_free(&result));
 }
 
 static void test_arguments(void)
@@ -1344,15 +1344,15 @@ static void test_arguments(void)
     CHECK(wc_lane_attach(engine, 1, 3, spare, 1) == -1 && errno == EINVAL && fcntl(spare, F_GETFD) < 0); /* closed */
     CHECK(wc_note_send(engine, 1, memory, 0) == -1 && errno == EINVAL && wc_note_send(engine, 9, memory, 1) == -1 && errno == EINVAL);
     CHECK(wc_note_send(engine, 1, memory, WC_NOTE_BYTES + 1) == -1 && errno == EINVAL);
-    wc_step good = {.link = 1, .length = 64, .to = {.buffer = WC_BACK}, .after = {-1, -1}, .direction = WC_RECV, .action = WC_COPY};
-    wc_op op = {.id = 1, .epoch = 1, .front = memory, .back = memory, .bytes = {64, 64}, .dtype = WC_F32, .divisor = 1, .lanes = 2, .tracks = 1,
+    wc_step good = {.link = 1, .length = 64, .to = {.buffer = WC_RESULT}, .after = {-1, -1}, .direction = WC_RECV, .action = WC_COPY};
+    wc_op op = {.id = 1, .epoch = 1, .input = memory, .result = memory, .bytes = {64, 64}, .dtype = WC_F32, .divisor = 1, .lanes = 2, .tracks = 1,
                 .steps_count = 1};
     enum { BAD = 14 };
     wc_step lines[BAD];
     for (int i = 0; i < BAD; i++)
         lines[i] = good;
     lines[0].length = 65, lines[1].to.offset = UINT64_MAX - 3, lines[2].link = 9, lines[3].action = WC_DECODE, lines[4].after[0] = 0;
-    lines[5].to.offset = 2, lines[5].length = 8, lines[6].to.buffer = WC_FRONT, lines[7].to.buffer = WC_BUFFERS, lines[8].length = 68;
+    lines[5].to.offset = 2, lines[5].length = 8, lines[6].to.buffer = WC_INPUT, lines[7].to.buffer = WC_BUFFERS, lines[8].length = 68;
     lines[9].to.buffer = WC_SCRATCH, lines[10].to.encoded = 1, lines[11].direction = WC_LOCAL, lines[11].after[1] = 5;
     lines[12].direction = WC_LOCAL, lines[12].length = 0, lines[13].direction = WC_SEND, lines[13].result = 1;
     for (int i = 0; i < BAD; i++) {

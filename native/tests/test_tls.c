@@ -127,9 +127,9 @@ static uint8_t byte_of(uint64_t seq, uint64_t i)
 /* Sends (or receives) `bytes` bytes. */
 static wc_op lane_op(const wire *w, wc_step *step, uint64_t id, uint64_t seq, int direction, uint8_t *memory, uint64_t bytes)
 {
-    *step = (wc_step){.link = w->link, .length = bytes, .to = {.buffer = WC_BACK}, .left = {.buffer = WC_FRONT},
+    *step = (wc_step){.link = w->link, .length = bytes, .to = {.buffer = WC_RESULT}, .left = {.buffer = WC_INPUT},
                       .after = {-1, -1}, .direction = (uint8_t)direction, .result = direction == WC_RECV};
-    return (wc_op){.id = id, .epoch = EPOCH, .seq = seq, .fingerprint = 7, .front = memory, .back = memory,
+    return (wc_op){.id = id, .epoch = EPOCH, .seq = seq, .fingerprint = 7, .input = memory, .result = memory,
                    .bytes = {direction == WC_SEND ? bytes : 0, direction == WC_RECV ? bytes : 0}, .dtype = WC_U8,
                    .divisor = 1, .lanes = 1, .tracks = 1, .steps_count = 1, .digest = direction == WC_RECV, .steps = step};
 }
@@ -176,12 +176,12 @@ static void test_pieces(wc_engine *engine, uint64_t records, size_t longest)
     enum { FRAME = 65536, TOTAL = 4 * FRAME };
     wc_tls_identity *identity = test_identity(records);
     wire w = wire_up(engine, identity);
-    buffer front = buffer_new(TOTAL), back = buffer_new(TOTAL);
+    buffer input = buffer_new(TOTAL), result = buffer_new(TOTAL);
     for (uint64_t i = 0; i < TOTAL; i++)
-        front.data[i] = byte_of(SEQ, i);
+        input.data[i] = byte_of(SEQ, i);
     wc_step steps[2];
-    wc_op out = lane_op(&w, &steps[0], 1, SEQ, WC_SEND, front.data, TOTAL);
-    wc_op in = lane_op(&w, &steps[1], 2, SEQ + 1, WC_RECV, back.data, TOTAL);
+    wc_op out = lane_op(&w, &steps[0], 1, SEQ, WC_SEND, input.data, TOTAL);
+    wc_op in = lane_op(&w, &steps[1], 2, SEQ + 1, WC_RECV, result.data, TOTAL);
     CHECK(wc_post(engine, &out) == 0 && wc_post(engine, &in) == 0);
     uint8_t *text = malloc(TOTAL + 4 * sizeof(wc_frame));
     size_t size = 0, said = 0, came = 0;
@@ -212,13 +212,13 @@ static void test_pieces(wc_engine *engine, uint64_t records, size_t longest)
     CHECK(came == TOTAL && done == 2);
     bool right = true;
     for (uint64_t i = 0; i < TOTAL; i++)
-        right &= back.data[i] == byte_of(SEQ + 1, i);
+        right &= result.data[i] == byte_of(SEQ + 1, i);
     CHECK(right);
     wire_down(&w);
     wc_tls_identity_free(identity);
     free(text);
-    CHECK(buffer_free(&front));
-    CHECK(buffer_free(&back));
+    CHECK(buffer_free(&input));
+    CHECK(buffer_free(&result));
 }
 
 /* ---- OpenSSL at the other end, records and all -------------------------------------------------------- */
@@ -393,11 +393,11 @@ static void test_forged(wc_engine *engine, const wc_tls_identity *identity)
     for (size_t i = 0; i < sizeof CASES / sizeof *CASES; i++) {
         wc_keys keys;
         wire w = forged_up(engine, identity, &keys);
-        buffer back = buffer_new(BYTES), front = buffer_new(100);
+        buffer result = buffer_new(BYTES), input = buffer_new(100);
         static uint8_t text[WC_RECORD + 1];
         wc_step steps[2];
-        wc_op in = lane_op(&w, &steps[0], 8, SEQ, WC_RECV, back.data, BYTES);
-        wc_op out = lane_op(&w, &steps[1], 9, SEQ + 1, WC_SEND, front.data, 100);
+        wc_op in = lane_op(&w, &steps[0], 8, SEQ, WC_RECV, result.data, BYTES);
+        wc_op out = lane_op(&w, &steps[1], 9, SEQ + 1, WC_SEND, input.data, 100);
         CHECK(wc_post(engine, &in) == 0);
         memset(text, 0, sizeof text);
         memcpy(text, CASES[i].words, sizeof CASES[i].words);
@@ -410,7 +410,7 @@ static void test_forged(wc_engine *engine, const wc_tls_identity *identity)
         } else {
             must(wc_keys_renew(&keys), "renew");
             send_forged(&w, &keys, WC_TYPE_DATA, text, frame_text(text, SEQ, 0, BYTES));
-            CHECK(event_of(&w, DEADLINE_MS).type == WC_EV_DONE && back.data[BYTES - 1] == byte_of(SEQ, BYTES - 1));
+            CHECK(event_of(&w, DEADLINE_MS).type == WC_EV_DONE && result.data[BYTES - 1] == byte_of(SEQ, BYTES - 1));
             CHECK(wc_post(engine, &out) == 0 && event_of(&w, DEADLINE_MS).type == WC_EV_DONE);
             uint8_t header[WC_RECORD_HEADER];
             must(recv(w.near[1], header, sizeof header, MSG_WAITALL) == sizeof header, "recv");
@@ -419,8 +419,8 @@ static void test_forged(wc_engine *engine, const wc_tls_identity *identity)
         }
         wc_keys_end(&keys);
         wire_down(&w);
-        CHECK(buffer_free(&back));
-        CHECK(buffer_free(&front));
+        CHECK(buffer_free(&result));
+        CHECK(buffer_free(&input));
     }
 }
 
@@ -461,9 +461,9 @@ static void test_ends(wc_engine *engine, const wc_tls_identity *identity)
         bool flips = end > sizeof sealed;
         size_t at = flips ? end - sizeof sealed - 1 : end;
         wire w = wire_up(engine, identity);
-        buffer back = buffer_new(BYTES);
+        buffer result = buffer_new(BYTES);
         wc_step step;
-        wc_op in = lane_op(&w, &step, 3, SEQ, WC_RECV, back.data, BYTES);
+        wc_op in = lane_op(&w, &step, 3, SEQ, WC_RECV, result.data, BYTES);
         CHECK(wc_post(engine, &in) == 0);
         size_t size = frame_text(text, SEQ, 0, BYTES);
         CHECK(wc_tls_write(w.other, text, (uint32_t)size) == (int)size);
@@ -488,7 +488,7 @@ static void test_ends(wc_engine *engine, const wc_tls_identity *identity)
         if (!whole)
             CHECK(wc_cancel(engine, 3) == 0 && event_of(&w, DEADLINE_MS).type == WC_EV_CANCELLED);
         wire_down(&w);
-        CHECK(buffer_free(&back));
+        CHECK(buffer_free(&result));
     }
 }
 
@@ -498,9 +498,9 @@ static void test_barren(wc_engine *engine)
     enum { BYTES = 8000 };
     wc_tls_identity *identity = test_identity(1);
     wire w = wire_up(engine, identity);
-    buffer back = buffer_new(BYTES);
+    buffer result = buffer_new(BYTES);
     wc_step step;
-    wc_op in = lane_op(&w, &step, 7, SEQ, WC_RECV, back.data, BYTES);
+    wc_op in = lane_op(&w, &step, 7, SEQ, WC_RECV, result.data, BYTES);
     CHECK(wc_post(engine, &in) == 0);
     uint8_t text[sizeof(wc_frame) + BYTES];
     size_t size = frame_text(text, SEQ, 0, BYTES);
@@ -515,7 +515,7 @@ static void test_barren(wc_engine *engine)
     CHECK(wc_cancel(engine, 7) == 0 && event_of(&w, DEADLINE_MS).type == WC_EV_CANCELLED);
     wire_down(&w);
     wc_tls_identity_free(identity);
-    CHECK(buffer_free(&back));
+    CHECK(buffer_free(&result));
 }
 
 /* Count the records with new keys, a byte after each, that one of our ends takes before it gives up the other. */
@@ -725,7 +725,7 @@ static void test_attack(wc_engine *engine, const wc_tls_identity *identity, uint
     wire wires[LANES];
     sealed_lane lanes[LANES] = {{.count = 0}};
     uint8_t text[sizeof(wc_frame) + FRAME], sealed[2 * TEXT];
-    buffer back = buffer_new(BYTES);
+    buffer result = buffer_new(BYTES);
     state = seed * 0x9e3779b97f4a7c15u + 1;
     must(wc_link_open(engine, link, LANES, 1, EPOCH) == 0, "link");
     for (uint32_t l = 0; l < LANES; l++) {
@@ -746,7 +746,7 @@ static void test_attack(wc_engine *engine, const wc_tls_identity *identity, uint
         }
     }
     wc_step step;
-    wc_op in = lane_op(&wires[0], &step, 6, SEQ, WC_RECV, back.data, BYTES);
+    wc_op in = lane_op(&wires[0], &step, 6, SEQ, WC_RECV, result.data, BYTES);
     in.lanes = LANES;
     in.stripe = FRAMES * FRAME;
     CHECK(wc_post(engine, &in) == 0);
@@ -771,14 +771,14 @@ static void test_attack(wc_engine *engine, const wc_tls_identity *identity, uint
     CHECK(errors == LANES); /* none of them has ended in order */
     bool right = true;
     for (uint64_t i = 0; i < BYTES; i++)
-        right &= back.data[i] == byte_of(SEQ, i);
+        right &= result.data[i] == byte_of(SEQ, i);
     if (!CHECK(done ? right : changed))
         fprintf(stderr, "attack %llu: %s\n", (unsigned long long)seed, done ? "wrong bytes" : "not done, though nothing was changed");
     if (!done)
         CHECK(wc_cancel(engine, 6) == 0 && event_of(&wires[0], DEADLINE_MS).type == WC_EV_CANCELLED);
     for (int l = 0; l < LANES; l++)
         wire_down(&wires[l]);
-    CHECK(buffer_free(&back));
+    CHECK(buffer_free(&result));
 }
 
 /* An op is given up when the socket has taken so many bytes of it, and its memory is written over at once: the frame that
@@ -787,15 +787,15 @@ static void test_cancel_at(wc_engine *engine, const wc_tls_identity *identity, l
 {
     enum { BYTES = 60000, NEXT = 3000 }; /* more than the three records that are sealed at most before the socket is full */
     wire w = wire_up(engine, identity);
-    buffer front = buffer_new(BYTES), next = buffer_new(NEXT);
+    buffer input = buffer_new(BYTES), next = buffer_new(NEXT);
     for (uint64_t i = 0; i < BYTES; i++)
-        front.data[i] = byte_of(SEQ, i);
+        input.data[i] = byte_of(SEQ, i);
     for (uint64_t i = 0; i < NEXT; i++)
         next.data[i] = byte_of(SEQ + 1, i);
     wc_step step;
     atomic_store(&room, taken);
     atomic_store(&meant, w.near[0]);
-    wc_op first = lane_op(&w, &step, 4, SEQ, WC_SEND, front.data, BYTES);
+    wc_op first = lane_op(&w, &step, 4, SEQ, WC_SEND, input.data, BYTES);
     CHECK(wc_post(engine, &first) == 0);
     long came = 0;
     while (came < taken) {
@@ -803,7 +803,7 @@ static void test_cancel_at(wc_engine *engine, const wc_tls_identity *identity, l
         came += carry(w.near[1], w.far[0], 4096);
     }
     CHECK(wc_cancel(engine, 4) == 0 && event_of(&w, DEADLINE_MS).type == WC_EV_CANCELLED);
-    memset(front.data, 0xee, BYTES);
+    memset(input.data, 0xee, BYTES);
     wc_op second = lane_op(&w, &step, 5, SEQ + 1, WC_SEND, next.data, NEXT);
     CHECK(wc_post(engine, &second) == 0);
     atomic_store(&room, 1L << 40);
@@ -826,7 +826,7 @@ static void test_cancel_at(wc_engine *engine, const wc_tls_identity *identity, l
     CHECK(event_of(&w, DEADLINE_MS).type == WC_EV_DONE);
     atomic_store(&meant, -1);
     wire_down(&w);
-    CHECK(buffer_free(&front));
+    CHECK(buffer_free(&input));
     CHECK(buffer_free(&next));
 }
 

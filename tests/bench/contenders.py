@@ -110,9 +110,17 @@ class EngineMember:
         if (mode, nbytes) not in self._prepared:
             self._prepared[mode, nbytes] = self._prepare(mode, nbytes)
         pair = self._tensors[nbytes]
-        front, back = pair
+        input_buffer, result_buffer = pair
         self._seq += 1
-        engine.post(self._prepared[mode, nbytes], self._seq, 1, self._seq, 7, front.ctypes.data, back.ctypes.data)
+        engine.post(
+            self._prepared[mode, nbytes],
+            self._seq,
+            1,
+            self._seq,
+            7,
+            input_buffer.ctypes.data,
+            result_buffer.ctypes.data,
+        )
         while True:
             select.select([engine.fd], [], [])
             for event in engine.events():
@@ -131,8 +139,8 @@ class EngineMember:
             {rank: rank for rank in range(self._world_size)},
             dtype=DType.float32,
             op=ReduceOp.sum,
-            front_bytes=nbytes,
-            back_bytes=nbytes,
+            input_bytes=nbytes,
+            result_bytes=nbytes,
             world_size=self._world_size,
             lanes=LANES,
             stripe=LOCAL_STRIPE,  # as the plan is within a machine

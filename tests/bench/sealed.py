@@ -86,14 +86,14 @@ class Work:
     def __init__(self, mesh: Mesh, nbytes: int) -> None:
         self._mesh = mesh
         self._inputs = [np.full(nbytes // 4, rank, np.float32) for rank in range(2)]
-        self._backs = [np.full(nbytes // 4, 7, np.float32) for _ in range(2)]
+        self._result_buffers = [np.full(nbytes // 4, 7, np.float32) for _ in range(2)]
 
     def once(self) -> None:
         """One operation."""
         mesh = self._mesh
         mesh.seq += 1
         for rank in range(2):
-            mesh.post(rank, mesh.seq, self._inputs[rank], self._backs[rank], DType.float32, ReduceOp.sum)
+            mesh.post(rank, mesh.seq, self._inputs[rank], self._result_buffers[rank], DType.float32, ReduceOp.sum)
         for engine in mesh.engines:
             wait_for(engine, Done)
         mesh.kept.clear()
@@ -105,7 +105,7 @@ class Work:
         for _ in range(count):
             self.once()
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-        assert all((back == 1).all() for back in self._backs)
+        assert all((result_buffer == 1).all() for result_buffer in self._result_buffers)
         return wall / count, cpu / count
 
 

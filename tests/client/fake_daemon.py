@@ -87,7 +87,7 @@ class FakeDaemon:
         self.send(m.EpochInfo(number, self.rank, members[self.rank], list(members)))
 
     def answer(self, post: m.Post) -> None:
-        """Build the result in back and say so."""
+        """Build the result and say so."""
         self.compute(post)
         self.drop(post)
         self.send(self.result(post))
@@ -107,7 +107,7 @@ class FakeDaemon:
         return [name for name in self.places[post.epoch][0] if name not in self.lost]
 
     def show(self, post: m.Post, attempt: int, first: int = 0, stop: int | None = None) -> None:
-        """These blocks of back are final in the attempt."""
+        """These blocks of the result are final in the attempt."""
         if post.shown >= 0:
             count = -(-self.sizes(post)[1] // BLOCK)
             words = self.bytes[post.shown : post.shown + WORD * count].view(np.uint32)
@@ -116,33 +116,33 @@ class FakeDaemon:
     def compute(self, post: m.Post) -> None:
         names, me = self.places[post.epoch]
         kind, dtype = post.call.kind, post.call.dtype
-        front, back = self.front(post).copy(), self.back(post)
+        input_buffer, result_buffer = self.input_buffer(post).copy(), self.result_buffer(post)
         ranks = [rank for rank, name in enumerate(names) if name not in self.lost]
         counts = [n * dtype.itemsize for n in post.call.counts] or [post.call.count * dtype.itemsize] * len(names)
         starts = [sum(counts[:rank]) for rank in range(len(names))]
         mine = slice(starts[me], starts[me] + counts[me])
-        if kind in (Kind.all_reduce, Kind.reduce) and back.size:
-            back[:] = reduced(front, dtype, post.call.op, len(ranks))
+        if kind in (Kind.all_reduce, Kind.reduce) and result_buffer.size:
+            result_buffer[:] = reduced(input_buffer, dtype, post.call.op, len(ranks))
         elif kind is Kind.reduce_scatter:
-            back[:] = reduced(front[mine], dtype, post.call.op, len(ranks))
-        elif kind in (Kind.all_gather, Kind.gather) and back.size:
-            self._pack(back, [shifted(np.resize(front, counts[rank]), rank - me) for rank in ranks])
+            result_buffer[:] = reduced(input_buffer[mine], dtype, post.call.op, len(ranks))
+        elif kind in (Kind.all_gather, Kind.gather) and result_buffer.size:
+            self._pack(result_buffer, [shifted(np.resize(input_buffer, counts[rank]), rank - me) for rank in ranks])
         elif kind is Kind.all_to_all:
-            self._pack(back, [shifted(front[starts[r] : starts[r] + counts[r]], r - me) for r in ranks])
+            self._pack(result_buffer, [shifted(input_buffer[starts[r] : starts[r] + counts[r]], r - me) for r in ranks])
         elif kind is Kind.broadcast:
-            back[:] = front if me == post.call.root else made(back.size, post.call.root)
+            result_buffer[:] = input_buffer if me == post.call.root else made(result_buffer.size, post.call.root)
         elif kind is Kind.scatter:
-            back[:] = front[mine] if me == post.call.root else made(back.size, post.call.root)
+            result_buffer[:] = input_buffer[mine] if me == post.call.root else made(result_buffer.size, post.call.root)
         elif kind is Kind.recv:
-            back[:] = made(back.size, post.peer + post.tag)
+            result_buffer[:] = made(result_buffer.size, post.peer + post.tag)
         elif kind is Kind.send:
-            self.sent.setdefault((post.peer, post.tag), []).append(front.tobytes())
+            self.sent.setdefault((post.peer, post.tag), []).append(input_buffer.tobytes())
         self.show(post, 1)
 
-    def _pack(self, back: np.ndarray[Any, Any], blocks: list[np.ndarray[Any, Any]]) -> None:
+    def _pack(self, result_buffer: np.ndarray[Any, Any], blocks: list[np.ndarray[Any, Any]]) -> None:
         packed = np.concatenate(blocks)
-        back[: packed.size] = packed
-        back[packed.size :] = 0xEE  # nobody's
+        result_buffer[: packed.size] = packed
+        result_buffer[packed.size :] = 0xEE  # nobody's
 
     def drop(self, post: m.Post) -> None:
         with self.changed:
@@ -165,12 +165,12 @@ class FakeDaemon:
         )
 
     def fail(self, post: m.Post, error: str = "WorldTooSmall", calls: dict[str, str] | None = None) -> None:
-        self.back(post)[:] = 0xEE  # it had begun
+        self.result_buffer(post)[:] = 0xEE  # it had begun
         self.drop(post)
         self.send(m.Failure(post.id, error, "what", "who", "expected", "got", "hint", calls or {}))
 
     def sizes(self, post: m.Post) -> tuple[int, int]:
-        """Bytes of front and of back."""
+        """Bytes of the input and of the result."""
         names, me = self.places[post.epoch]
         size = post.call.dtype.itemsize
         n = post.call.count * size
@@ -190,7 +190,7 @@ class FakeDaemon:
             Kind.recv: (0, n),
         }.get(post.call.kind, (0, 0))
 
-    def front(self, post: m.Post) -> np.ndarray[Any, Any]:
+    def input_buffer(self, post: m.Post) -> np.ndarray[Any, Any]:
         """When all of it is there."""
         size = self.sizes(post)[0]
         if post.filled >= 0:
@@ -198,10 +198,10 @@ class FakeDaemon:
             while not self.bytes[post.filled : post.filled + -(-size // BLOCK)].all():
                 assert time.monotonic() < deadline, f"the input of {post} was not filled"
                 time.sleep(0.0002)
-        return self.bytes[post.front : post.front + self.sizes(post)[0]]
+        return self.bytes[post.input_buffer : post.input_buffer + self.sizes(post)[0]]
 
-    def back(self, post: m.Post) -> np.ndarray[Any, Any]:
-        return self.bytes[post.back : post.back + self.sizes(post)[1]]
+    def result_buffer(self, post: m.Post) -> np.ndarray[Any, Any]:
+        return self.bytes[post.result_buffer : post.result_buffer + self.sizes(post)[1]]
 
     def hang_up(self) -> None:
         assert self.client is not None
@@ -281,13 +281,13 @@ class FakeDaemon:
         def overlap(a: int, a_size: int, b: int, b_size: int) -> bool:
             return bool(a_size and b_size) and a < b + b_size and b < a + a_size
 
-        front, back = self.sizes(post)
+        input_buffer, result_buffer = self.sizes(post)
         for other in [post, *self.posts]:
-            other_front, other_back = self.sizes(other)
+            other_input, other_result = self.sizes(other)
             if (
-                overlap(post.back, back, other.front, other_front)
-                or overlap(post.front, front, other.back, other_back)
-                or (other is not post and overlap(post.back, back, other.back, other_back))
+                overlap(post.result_buffer, result_buffer, other.input_buffer, other_input)
+                or overlap(post.input_buffer, input_buffer, other.result_buffer, other_result)
+                or (other is not post and overlap(post.result_buffer, result_buffer, other.result_buffer, other_result))
             ):
                 self.errors.append(f"{post} and {other} share memory")
 

@@ -104,8 +104,8 @@ def test_the_nominal_errors_hold() -> None:
 def test_no_error_is_above_the_callers_limit(dtype: DType, world: int) -> None:
     """Whatever the algorithm, the rounding and the limit are: the call is refused, or its error is within the limit."""
     count, sites = 1 << 12, tuple("ab"[rank % 3 == 2] for rank in range(world))
-    fronts = [narrowed(dtype, gaussian(count, seed, dtype=_wide(dtype))) for seed in range(world)]
-    exact = np.sum([widened(dtype, front) for front in fronts], axis=0, dtype=np.float64)
+    input_buffers = [narrowed(dtype, gaussian(count, seed, dtype=_wide(dtype))) for seed in range(world)]
+    exact = np.sum([widened(dtype, input_buffer) for input_buffer in input_buffers], axis=0, dtype=np.float64)
     noise, refusals = [(rank, 100 + rank) for rank in range(world)], set()
     members = World(tuple(range(world)), tuple(f"m{rank}" for rank in range(world)), sites)
 
@@ -116,7 +116,7 @@ def test_no_error_is_above_the_callers_limit(dtype: DType, world: int) -> None:
         meanings = [resolve(posted, members, members, rank, plan) for rank in range(world)]
         runs, schedules = meanings[0].descriptor, [each.schedule for each in meanings]
         keys = noise if runs.rounding == "stochastic" else None
-        result = widened(dtype, execute(schedules, fronts, dtype, ReduceOp.sum, codec=runs.codec, noise=keys)[0])
+        result = widened(dtype, execute(schedules, input_buffers, dtype, ReduceOp.sum, codec=runs.codec, noise=keys)[0])
         return np.linalg.norm(result.astype(np.float64) - exact) / np.linalg.norm(exact)
 
     for limit, rounding, algorithm in product(
@@ -288,7 +288,7 @@ def test_the_exact_part_is_that_of_the_schedules(algorithm: str, world: int, eac
     for rank in range(world):
         encoded = np.zeros(count, bool)
         for step in choose.make(descriptor, algorithm, rank, world).steps:
-            if step.action is Action.encode and step.left is not None and step.left.buffer is Buffer.front:
+            if step.action is Action.encode and step.left is not None and step.left.buffer is Buffer.input:
                 assert step.left.offset % 4 == 0
                 encoded[step.left.offset // 4 : (step.left.offset + step.length) // 4] = True
         start, stop = exact_part(algorithm, rank, world, count, each)
@@ -440,7 +440,7 @@ def test_a_large_tensor_in_the_arena_is_not_copied(comm: Communicator, daemon: F
     x[:] = 1
     comm.all_reduce_many([np.ones(3, np.float32), x], bucket_bytes=100)
     post = daemon.seen[-1]
-    daemon.bytes[post.back : post.back + 4].view(np.float32)[0] = -1
+    daemon.bytes[post.result_buffer : post.result_buffer + 4].view(np.float32)[0] = -1
     assert x[0] == -1
 
 

@@ -78,7 +78,7 @@ def test_a_new_result_is_built_where_it_stays(comm: Communicator, daemon: FakeDa
     assert arena.leased_bytes - before == result.nbytes
     del page
     post = daemon.seen[-1]
-    daemon.bytes[post.back : post.back + 4].view(np.float32)[0] = -1
+    daemon.bytes[post.result_buffer : post.result_buffer + 4].view(np.float32)[0] = -1
     assert result[0, 0] == -1
 
 
@@ -167,7 +167,7 @@ def test_reduce(comm: Communicator, daemon: FakeDaemon, inside: bool) -> None:
     assert comm.reduce(x, "not looked at", 1).out is None
     assert (x == 81).all()
     post = daemon.seen[-1]
-    assert (post.call.kind, post.call.root, post.call.op, post.back) == (Kind.reduce, 1, ReduceOp.sum, 0)
+    assert (post.call.kind, post.call.root, post.call.op, post.result_buffer) == (Kind.reduce, 1, ReduceOp.sum, 0)
 
 
 def test_gather(comm: Communicator, daemon: FakeDaemon) -> None:
@@ -196,7 +196,7 @@ def test_scatter(comm: Communicator, daemon: FakeDaemon) -> None:
     assert bits(out) == bits(sent(48, 1))
     call = daemon.seen[-1].call
     assert (call.kind, call.root, call.count, call.dtype) == (Kind.scatter, 1, 6, DType.float64)
-    assert daemon.seen[-1].front == 0
+    assert daemon.seen[-1].input_buffer == 0
 
 
 @pytest.mark.parametrize("shape", [(8,), (4, 3), (2, 2), (BIG,)])
@@ -222,7 +222,7 @@ def test_barrier_and_its_timeout(held: Communicator, manual: FakeDaemon) -> None
     manual.answer(manual.next_post())
     receipt = caught.value.work.wait(10)  # type: ignore[attr-defined]
     assert receipt.out is None
-    assert (manual.seen[0].call.kind, manual.seen[0].front, manual.seen[0].back) == (Kind.barrier, 0, 0)
+    assert (manual.seen[0].call.kind, manual.seen[0].input_buffer, manual.seen[0].result_buffer) == (Kind.barrier, 0, 0)
 
 
 @pytest.mark.parametrize("count", [0, 3, BIG])

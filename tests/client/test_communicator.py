@@ -475,12 +475,12 @@ def test_a_commit_in_place_copies_nothing(comm: Communicator, daemon: FakeDaemon
         x[:] = i + 1
         comm.all_reduce(x)
         post = daemon.seen[-1]
-        offsets.append((post.front, post.back))
+        offsets.append((post.input_buffer, post.result_buffer))
         assert (x == 2 * (i + 1)).all()
         assert (half == 2 * (i + 1)).all()  # views see it too
         assert address(x) == where
         # What x shows is the very page that the daemon built the result in.
-        daemon.bytes[post.back : post.back + 4].view(np.float32)[0] = -1
+        daemon.bytes[post.result_buffer : post.result_buffer + 4].view(np.float32)[0] = -1
         assert x[0] == -1
     assert offsets[1] == (offsets[0][1], offsets[0][0])  # the two blocks take turns, so both stay warm
     assert offsets[2:] == offsets[:2]
@@ -493,7 +493,7 @@ def test_out_is_swapped_and_the_input_stays(comm: Communicator, daemon: FakeDaem
     post = daemon.seen[-1]
     assert (x == 3).all()
     assert (out == 6).all()
-    daemon.bytes[post.back : post.back + 4].view(np.float32)[0] = -1
+    daemon.bytes[post.result_buffer : post.result_buffer + 4].view(np.float32)[0] = -1
     assert out[0] == -1
 
 
@@ -504,8 +504,8 @@ def test_a_part_of_an_arena_array(comm: Communicator, daemon: FakeDaemon) -> Non
         comm.all_reduce(part)
         assert (part == 2).all()
         assert whole.sum() == whole.size + part.size, row
-        base = daemon.seen[0].front - BIG * 4
-        assert daemon.seen[-1].front == base + address(part) - address(whole)  # read in place, not copied
+        base = daemon.seen[0].input_buffer - BIG * 4
+        assert daemon.seen[-1].input_buffer == base + address(part) - address(whole)  # read in place, not copied
     whole[:] = 1
     comm.all_reduce(whole)
     assert (whole == 2).all()
@@ -517,7 +517,7 @@ def test_outside_memory_uses_the_same_blocks_again(comm: Communicator, daemon: F
         x[:] = i
         comm.all_reduce(x)
         assert (x == 2 * i).all()
-    assert len({frozenset((post.front, post.back)) for post in daemon.seen}) == 1
+    assert len({frozenset((post.input_buffer, post.result_buffer)) for post in daemon.seen}) == 1
 
 
 def test_arena_memory_is_twice_the_tensor(comm: Communicator, daemon: FakeDaemon) -> None:
@@ -746,7 +746,7 @@ def test_ctrl_c_at_any_line_of_the_end_of_a_call(
         x = np.full(3, stop)
         work = held.all_reduce(x, async_op=True)
         post = manual.next_post()
-        manual.back(post).view(np.int64)[:3] = 7
+        manual.result_buffer(post).view(np.int64)[:3] = 7
         answer = manual.result(post)
         manual.drop(post)
         with contextlib.suppress(KeyboardInterrupt):
@@ -954,7 +954,7 @@ def test_the_end_of_a_membership_fails_all_that_is_pending(held: Communicator, m
     joins = [in_thread(lambda work=work: work.wait(20)) for work in works[:2]]  # type: ignore[misc]
     manual.wait_for_posts(3)
     for post in manual.posts:
-        manual.back(post)[:] = 0xEE
+        manual.result_buffer(post)[:] = 0xEE
     manual.send(m.Failure(0, "Evicted", "was silent", "me", "", "3.1 s", "connect again", {}))
     assert [type(join()) for join in joins] == [OutcomeUnknown, OutcomeUnknown]
     with pytest.raises(OutcomeUnknown, match=r"got Evicted: was silent; got 3.1 s; connect again") as caught:

@@ -122,7 +122,7 @@ def test_the_daemon_says_so_of_an_open_call(held: Communicator, manual: FakeDaem
     x = np.ones(3)
     work = held.all_reduce(x, async_op=True)
     post = manual.next_post()
-    manual.back(post)[:] = 0xEE
+    manual.result_buffer(post)[:] = 0xEE
     manual.send(m.Failure(post.id, name, "what", cause="Evicted" if name == "OutcomeUnknown" else ""))
     with pytest.raises(BY_NAME[name]) as caught:
         work.wait(20)
@@ -140,7 +140,7 @@ def test_the_connection_ends_while_it_is_open(held: Communicator, manual: FakeDa
     update = held.update_membership(async_op=True)
     manual.wait_for_posts(3)
     for post in manual.posts[:2]:
-        manual.back(post)[:] = 0xEE
+        manual.result_buffer(post)[:] = 0xEE
     manual.send(m.Failure(0, name, "the end", who="the daemon", taken=1))
     with pytest.raises(OutcomeUnknown, match=f"got {name}: the end") as caught:
         works[0].wait(20)
@@ -194,7 +194,7 @@ def test_no_memory_of_a_call_that_was_open_at_the_end_is_used_again(held: Commun
     del work
     gc.collect()
     leases = [arena.take(8000) for _ in range(3)]
-    assert not {post.front, post.back} & {lease.block.offset for lease in leases}
+    assert not {post.input_buffer, post.result_buffer} & {lease.block.offset for lease in leases}
 
 
 @pytest.mark.parametrize("name", cells(2, DONE))

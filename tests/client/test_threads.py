@@ -113,7 +113,7 @@ def test_a_result_is_built_in_the_target_that_was_made_for_it_or_nowhere(arena: 
     placement = Placement(arena, (source,), (target,), fresh=True)
     with refused("not in the arena", "nothing was sent", error=ProtocolError):
         placement.prepare()
-    assert placement.back == 0
+    assert placement.result_buffer == 0
 
 
 # ---- pending calls ----------------------------------------------------------------------------------

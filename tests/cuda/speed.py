@@ -65,13 +65,13 @@ def staged(gpu: Gpu, nbytes: int) -> float:
     staging = Staging(Arena([fd, os.eventfd(0)], size))
     source, target = (region(WithInterface(gpu, np.zeros(nbytes, np.uint8)), "x") for _ in range(2))
     staging.check((source, target))
-    front, back = staging.take(nbytes), staging.take(nbytes)
+    input_buffer, result_buffer = staging.take(nbytes), staging.take(nbytes)
 
     def inward() -> None:
-        staging.read(source, front.block.address, front, time.monotonic() + _SECONDS)
+        staging.read(source, input_buffer.block.address, input_buffer, time.monotonic() + _SECONDS)
 
     def outward() -> None:
-        landing = staging.write(target, back.block.address, nbytes, back)
+        landing = staging.write(target, result_buffer.block.address, nbytes, result_buffer)
         assert landing is not None, "no memory could be pinned"
         assert staging.landed(landing, time.monotonic() + _SECONDS)
 

@@ -112,17 +112,17 @@ def test_what_was_copied_early_is_in_the_result(
     out = array(gpu, numbers(COUNT, 7), style) if into == "out" else x
     work = held.all_reduce(x, None if out is x else out, async_op=True)
     post = manual.next_post()
-    manual.front(post)
-    back, wanted = manual.back(post), 2 * numbers(COUNT)
-    back[:] = 0xEE
-    back[: 4 * BLOCK] = wanted.view(np.uint8)[: 4 * BLOCK]
+    manual.input_buffer(post)
+    result_buffer, wanted = manual.result_buffer(post), 2 * numbers(COUNT)
+    result_buffer[:] = 0xEE
+    result_buffer[: 4 * BLOCK] = wanted.view(np.uint8)[: 4 * BLOCK]
     manual.show(post, 1, 0, 5)  # the third step has but its first half
     begun(work, 2)
     same(out.get(), numbers(COUNT, 7) if into == "out" else numbers(COUNT))
     late = out.snapshot()  # a kernel before the commit
     gpu.lib.standin_drain()
-    back[: 4 * BLOCK] = 0xDD  # to see that they are not copied again
-    back[4 * BLOCK :] = wanted.view(np.uint8)[4 * BLOCK :]
+    result_buffer[: 4 * BLOCK] = 0xDD  # to see that they are not copied again
+    result_buffer[4 * BLOCK :] = wanted.view(np.uint8)[4 * BLOCK :]
     manual.show(post, 1)
     manual.drop(post)
     manual.send(manual.result(post))
@@ -158,15 +158,15 @@ def test_another_attempt_voids_what_was_copied(gpu: Any, held: Communicator, man
     x = array(gpu, numbers(COUNT), style)
     work = held.all_reduce(x, async_op=True)
     post = manual.next_post()
-    manual.front(post)
-    back, wanted = manual.back(post), (2 * numbers(COUNT)).view(np.uint8)
-    back[:] = 0xEE
+    manual.input_buffer(post)
+    result_buffer, wanted = manual.result_buffer(post), (2 * numbers(COUNT)).view(np.uint8)
+    result_buffer[:] = 0xEE
     manual.show(post, 1)
     begun(work, 5)
-    back[: 6 * BLOCK] = wanted[: 6 * BLOCK]
+    result_buffer[: 6 * BLOCK] = wanted[: 6 * BLOCK]
     manual.show(post, 2, 2, 4)
     until(lambda: not work.done() and 2 in work.placement._early[0]._copied)
-    back[6 * BLOCK :] = wanted[6 * BLOCK :]
+    result_buffer[6 * BLOCK :] = wanted[6 * BLOCK :]
     manual.show(post, 2, 0, 1)
     manual.drop(post)
     manual.send(manual.result(post, attempts=2))
@@ -180,7 +180,7 @@ def test_an_abort_voids_what_was_copied(gpu: Any, held: Communicator, manual: Fa
     before = gpu.counts()["memory"]
     work = held.all_reduce(x, async_op=True)
     first = manual.next_post()
-    manual.front(first)
+    manual.input_buffer(first)
     manual.show(first, 1, 0, 4)
     begun(work, 2)
     stream = int(work.placement._early[0].stream)
@@ -192,7 +192,7 @@ def test_an_abort_voids_what_was_copied(gpu: Any, held: Communicator, manual: Fa
         work.wait(60)
     work = held.all_reduce(y, async_op=True)
     post = manual.next_post()
-    assert first.back not in (post.front, post.back)
+    assert first.result_buffer not in (post.input_buffer, post.result_buffer)
     assert gpu.counts()["memory"] > before
     assert lent(held) != stream
     gpu.lib.standin_release()
@@ -209,7 +209,7 @@ def test_who_looks_late_begins_nothing(gpu: Any, held: Communicator, manual: Fak
     x = array(gpu, numbers(COUNT))
     work = held.all_reduce(x, async_op=True)
     post, placement = manual.next_post(), work.placement
-    manual.front(post)
+    manual.input_buffer(post)
     gpu.lib.standin_drain()
     manual.answer(post)
     until(work.done)
@@ -225,17 +225,17 @@ def test_several_devices_and_the_host_in_one_result(gpu: Any, held: Communicator
     works = held.all_reduce_many(tensors, async_op=True)
     post = manual.next_post()
     wanted = np.concatenate(parts)
-    manual.front(post)
-    back = manual.back(post)
-    back[:] = (2 * wanted).view(np.uint8)
+    manual.input_buffer(post)
+    result_buffer = manual.result_buffer(post)
+    result_buffer[:] = (2 * wanted).view(np.uint8)
     work = works.works[0]
-    for stop in range(1, -(-back.size // BLOCK)):
+    for stop in range(1, -(-result_buffer.size // BLOCK)):
         manual.show(post, 1, 0, stop)
         work.done()
     until(lambda: not work.done() and copied(work) == 2)
     assert work.placement._early[4]._copied.tolist() == [1, 0, 0]
     gpu.lib.standin_drain()
-    back[: 2 * BLOCK] = 0xDD
+    result_buffer[: 2 * BLOCK] = 0xDD
     manual.drop(post)
     manual.send(manual.result(post))
     works.wait(60)
@@ -301,10 +301,10 @@ def test_a_stream_that_waits_finds_the_result(gpu: Any, held: Communicator, manu
     gpu.lib.standin_drain()
     work = held.all_reduce(x, async_op=True)
     post = manual.next_post()
-    manual.front(post)
+    manual.input_buffer(post)
     work.wait_stream()
     late = x.snapshot()
-    manual.back(post)[:] = (2 * numbers(COUNT)).view(np.uint8)
+    manual.result_buffer(post)[:] = (2 * numbers(COUNT)).view(np.uint8)
     manual.show(post, 1, 0, 7)
     begun(work, 3)
     manual.drop(post)
@@ -320,8 +320,8 @@ def test_nothing_grows(gpu: Any, held: Communicator, manual: FakeDaemon) -> None
         x.put(numbers(COUNT, k))
         work = held.all_reduce(x, async_op=True)
         post = manual.next_post()
-        manual.front(post)
-        manual.back(post)[:] = (2 * numbers(COUNT, k)).view(np.uint8)
+        manual.input_buffer(post)
+        manual.result_buffer(post)[:] = (2 * numbers(COUNT, k)).view(np.uint8)
         manual.show(post, 1, 0, 2 + k % 8)
         begun(work, 1 + k % 8 // 2)
         if k % 3:
@@ -346,7 +346,7 @@ def test_the_end_waits_for_early_copies(gpu: Any, manual: FakeDaemon) -> None:
     comm = wancoll.connect(socket=manual.path, timeout=10)
     work = comm.all_reduce(x, async_op=True)
     post = manual.next_post()
-    manual.front(post)
+    manual.input_buffer(post)
     manual.show(post, 1, 0, 7)
     begun(work, 3)
     comm.close()
@@ -366,10 +366,10 @@ def test_any_call_of_the_driver_may_fail_before_the_commit(shared: Any, tmp_path
             comm = wancoll.connect(socket=daemon.path, timeout=10)
             work = comm.all_reduce(x, async_op=True)
             post = daemon.next_post()
-            daemon.front(post)
+            daemon.input_buffer(post)
             gpu.lib.standin_drain()
             until(lambda work=work: not work.done() and work.placement._filling is None)
-            daemon.back(post)[:] = (2 * numbers(COUNT)).view(np.uint8)
+            daemon.result_buffer(post)[:] = (2 * numbers(COUNT)).view(np.uint8)
             daemon.show(post, 1, 0, 4)
             calls = gpu.lib.standin_calls()
             gpu.lib.standin_fail(number // 2, 719)

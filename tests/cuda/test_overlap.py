@@ -39,7 +39,7 @@ def test_a_ring_gets_first_what_it_reads_first(world: int) -> None:
     for rank in range(world):
         steps = make(Descriptor(Kind.all_reduce, count=count), "ring", rank, world).steps
         places = [place for step in steps for place in (step.left, step.right) if place is not None]
-        needed = list(dict.fromkeys(place.offset for place in places if place.buffer is Buffer.front))
+        needed = list(dict.fromkeys(place.offset for place in places if place.buffer is Buffer.input))
         assert [piece.start for piece in ordered(cut(4 * count, 4000), 4 * count, (rank, world))] == needed
         first = ordered(cut(4 * count, 3000), 4 * count, (rank, world))[0]
         assert first.start <= needed[0] < first.start + first.nbytes
@@ -67,13 +67,13 @@ def watch(daemon: FakeDaemon, post: Any, whole: bytes) -> None:
     """Looks on while the input is filled: what is said to be there is."""
     size = len(whole)
     wanted = np.frombuffer(whole, np.uint8)
-    front = daemon.bytes[post.front : post.front + size]
+    input_buffer = daemon.bytes[post.input_buffer : post.input_buffer + size]
     deadline = time.monotonic() + 20
     while True:
         table = daemon.bytes[post.filled : post.filled + -(-size // BLOCK)].copy()
         for block in np.flatnonzero(table):
             part = slice(int(block) * BLOCK, (int(block) + 1) * BLOCK)
-            assert np.array_equal(front[part], wanted[part]), f"block {block} is not there"
+            assert np.array_equal(input_buffer[part], wanted[part]), f"block {block} is not there"
         if table.all():
             return
         assert time.monotonic() < deadline, "the input did not come"
@@ -137,7 +137,7 @@ def test_what_a_failed_call_left_behind_opens_no_other_gate(gpu: Any, held: Comm
     work = held.all_reduce(y, async_op=True)
     post = manual.next_post()
     assert post.filled != first.filled
-    assert first.front not in (post.front, post.back)
+    assert first.input_buffer not in (post.input_buffer, post.result_buffer)
     gpu.lib.standin_release()
     watch(manual, post, numbers(1000, 50).tobytes())
     manual.answer(post)

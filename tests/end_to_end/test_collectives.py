@@ -52,21 +52,21 @@ def numbers(dtype: DType, count: int, rank: int) -> Array:
     return rng.integers(info.min, info.max, count, storage(dtype), endpoint=True)
 
 
-def expected(comms: list[Any], descriptor: Descriptor, algorithm: str, fronts: Sequence[Array]) -> list[Array]:
+def expected(comms: list[Any], descriptor: Descriptor, algorithm: str, input_buffers: Sequence[Array]) -> list[Array]:
     world = len(comms)
     sites = [SITES[int(name.removeprefix("m"))] for name in comms[0].members]
     ranks = range(world)
     return execute(
         [choose.make(descriptor, algorithm, rank, world, sites=sites) for rank in ranks],
-        fronts,
+        input_buffers,
         descriptor.dtype,
         descriptor.op,
         codec=descriptor.codec,
-        back_bytes=[choose.sizes(descriptor, rank, world)[1] for rank in ranks],
+        result_bytes=[choose.sizes(descriptor, rank, world)[1] for rank in ranks],
     )
 
 
-def call(comm: Any, d: Descriptor, front: Array, fresh: bool) -> Any:
+def call(comm: Any, d: Descriptor, input_buffer: Array, fresh: bool) -> Any:
     """The call that *d* describes, asynchronous; into new tensors if *fresh*."""
     options = {"algorithm": d.algorithm, "async_op": True}
     at_root = comm.rank == d.root
@@ -76,48 +76,52 @@ def call(comm: Any, d: Descriptor, front: Array, fresh: bool) -> Any:
     match d.kind:
         case Kind.all_reduce:
             codec = {"codec": d.codec.name, "rounding": d.rounding, "seed": d.seed}
-            return comm.all_reduce(front.copy() if fresh else front, out, op=d.op.name, **codec, **options)
+            return comm.all_reduce(
+                input_buffer.copy() if fresh else input_buffer, out, op=d.op.name, **codec, **options
+            )
         case Kind.reduce_scatter:
-            return comm.reduce_scatter(front, out, op=d.op.name, counts=d.counts or None, **options)
+            return comm.reduce_scatter(input_buffer, out, op=d.op.name, counts=d.counts or None, **options)
         case Kind.all_gather:
-            return comm.all_gather(front, out, counts=d.counts or None, **options)
+            return comm.all_gather(input_buffer, out, counts=d.counts or None, **options)
         case Kind.broadcast:
-            return comm.broadcast(front if at_root else np.zeros(d.count, front.dtype), d.root, out=out, **options)
+            return comm.broadcast(
+                input_buffer if at_root else np.zeros(d.count, input_buffer.dtype), d.root, out=out, **options
+            )
         case Kind.reduce:
-            return comm.reduce(front, out, d.root, op=d.op.name, **options)
+            return comm.reduce(input_buffer, out, d.root, op=d.op.name, **options)
         case Kind.gather:
-            return comm.gather(front, out, d.root, **options)
+            return comm.gather(input_buffer, out, d.root, **options)
         case Kind.scatter:
             if not at_root and out is None:
-                out = np.zeros(d.count, front.dtype)
-            return comm.scatter(front if at_root else None, out, d.root, **options)
+                out = np.zeros(d.count, input_buffer.dtype)
+            return comm.scatter(input_buffer if at_root else None, out, d.root, **options)
         case Kind.all_to_all:
-            return comm.all_to_all(front, out, **options)
+            return comm.all_to_all(input_buffer, out, **options)
     raise AssertionError(d)
 
 
 def check(comms: list[Any], descriptors: Sequence[Descriptor]) -> list[list[Any]]:
     """All calls at once, each once into new tensors; returns the receipts of the last of each rank's calls."""
     world = len(comms)
-    fronts = []
+    input_buffers = []
     for d in descriptors:
         sizes = [choose.sizes(d, rank, world)[0] // d.dtype.itemsize for rank in range(world)]
-        fronts.append([numbers(d.dtype, size, rank) for rank, size in enumerate(sizes)])
+        input_buffers.append([numbers(d.dtype, size, rank) for rank, size in enumerate(sizes)])
 
     def member(rank: int) -> list[Any]:
         comm = comms[rank]
         works = [
-            call(comm, d, front[rank], (number + i) % 2 == 0)
-            for i, (d, front) in enumerate(zip(descriptors, fronts, strict=True))
+            call(comm, d, input_buffer[rank], (number + i) % 2 == 0)
+            for i, (d, input_buffer) in enumerate(zip(descriptors, input_buffers, strict=True))
             for number in range(2)
         ]
         return [work.wait(60) for work in works]
 
     found = in_threads(member, world, 120)
-    for i, (d, front) in enumerate(zip(descriptors, fronts, strict=True)):
+    for i, (d, input_buffer) in enumerate(zip(descriptors, input_buffers, strict=True)):
         algorithm = found[0][2 * i].algorithm
         assert algorithm == d.algorithm or world == 1 or d.algorithm in ("auto", "hierarchical")
-        results = expected(comms, d, algorithm, front)
+        results = expected(comms, d, algorithm, input_buffer)
         for rank in range(world):
             for receipt in found[rank][2 * i : 2 * i + 2]:
                 where = f"{d}, rank {rank} of {world}: {receipt}"
@@ -209,11 +213,11 @@ def test_codecs(worlds: dict[int, list[Any]], world: int, codec: Codec) -> None:
 def test_stochastic_rounding(worlds: dict[int, list[Any]], codec: str) -> None:
     """The same bytes everywhere, other ones than to the nearest and with another seed, and about as good."""
     comms = worlds[3]
-    fronts = [numbers(DType.float32, 20011, rank) for rank in range(3)]
-    exact = sum(fronts)
+    input_buffers = [numbers(DType.float32, 20011, rank) for rank in range(3)]
+    exact = sum(input_buffers)
 
     def reduced(**options: Any) -> Array:
-        results = in_threads(lambda r: comms[r].all_reduce(fronts[r].copy(), codec=codec, **options), 3)
+        results = in_threads(lambda r: comms[r].all_reduce(input_buffers[r].copy(), codec=codec, **options), 3)
         assert len({receipt.digest for receipt in results}) == 1
         assert len({receipt.out.tobytes() for receipt in results}) == 1
         return np.asarray(results[0].out)

@@ -46,9 +46,9 @@ class Gated(Placement):
         self.missing = []
         if self.sources:
             given = sum(each.nbytes for each in self.sources)
-            front = memory(self._front)[:given]
-            self.whole = front.copy()
-            front[:] = 0xA7
+            input_buffer = memory(self._input_buffer)[:given]
+            self.whole = input_buffer.copy()
+            input_buffer[:] = 0xA7
             self.missing = list(range(-(-given // BLOCK)))
             self.lease = self._arena.take(len(self.missing))
             memory(self.lease)[: len(self.missing)] = 0
@@ -58,7 +58,7 @@ class Gated(Placement):
     def fill(self, *blocks: int) -> None:
         for block in blocks:
             part = slice(block * BLOCK, min((block + 1) * BLOCK, len(self.whole)))
-            memory(self._front)[part] = self.whole[part]
+            memory(self._input_buffer)[part] = self.whole[part]
             memory(self.lease)[block] = 1
             self.missing.remove(block)
         self.ring()
@@ -99,7 +99,7 @@ def start(comms: list[Any], given: list[Any]) -> list[Any]:
 
 
 def test_values(cluster: Cluster, gated: list[Gated]) -> None:
-    """Of every collective that reads front, and of send, in and out of place, fed late."""
+    """Of every collective that reads the input, and of send, in and out of place, fed late."""
     comms = ranked(cluster, [0, 1, 2])
     given = inputs(WORLD, 3 * 100_000)
     total = given[0] + given[1] + given[2]
@@ -285,8 +285,8 @@ def test_tables_that_cannot_be(cluster: Cluster, gated: list[Gated], monkeypatch
     for where, says in (
         (lambda _: 1 << 61, "outside the arena"),
         (lambda one: one.filled + 1, "not aligned"),
-        (over("front"), "front and filled overlap"),
-        (over("back"), "back and filled overlap"),
+        (over("input"), "input and filled overlap"),
+        (over("result"), "result and filled overlap"),
     ):
         comms = ranked(cluster, [0, 1])
         given = inputs(2)

@@ -103,8 +103,8 @@ class Mesh:
         self,
         rank: int,
         seq: int,
-        front: Any,
-        back: Any,
+        input_buffer: Any,
+        result_buffer: Any,
         dtype: DType,
         op: ReduceOp,
         *,
@@ -112,8 +112,8 @@ class Mesh:
         **numbers: int,
     ) -> None:
         """A ring all-reduce, among the ranks of *ring*, in order."""
-        call = Descriptor(Kind.all_reduce, dtype, op, front.size)
-        self.run(rank, seq, call, "ring", front, back, members=ring or range(self.world), **numbers)
+        call = Descriptor(Kind.all_reduce, dtype, op, input_buffer.size)
+        self.run(rank, seq, call, "ring", input_buffer, result_buffer, members=ring or range(self.world), **numbers)
 
     def run(
         self,
@@ -121,8 +121,8 @@ class Mesh:
         seq: int,
         call: Descriptor,
         algorithm: str,
-        front: Any,
-        back: Any,
+        input_buffer: Any,
+        result_buffer: Any,
         *,
         members: Sequence[int] = (),
         sites: Sequence[str] = (),
@@ -132,17 +132,17 @@ class Mesh:
         **numbers: int,
     ) -> None:
         """Post any call on one rank; an array that the call does not use may be empty."""
-        self.kept += [front, back, filled, shown]
+        self.kept += [input_buffer, result_buffer, filled, shown]
         members = list(members) or list(range(self.world))
         n, me = len(members), members.index(rank)
-        front_bytes, back_bytes = sizes(call, me, n, ())
+        input_bytes, result_bytes = sizes(call, me, n, ())
         prepared = self.engines[rank].prepare(
             make(call, algorithm, me, n, sites=sites),
             {place: 100 + other for place, other in enumerate(members)},
             dtype=call.dtype,
             op=call.op,
-            front_bytes=front_bytes,
-            back_bytes=back_bytes,
+            input_bytes=input_bytes,
+            result_bytes=result_bytes,
             world_size=n,
             lanes=self.lanes,
             tracks=self.tracks,
@@ -157,8 +157,8 @@ class Mesh:
             self.epoch,
             seq,
             numbers.get("fingerprint", FINGERPRINT),
-            front.ctypes.data,
-            back.ctypes.data,
+            input_buffer.ctypes.data,
+            result_buffer.ctypes.data,
             noise,
             filled_address=0 if filled is None else filled.ctypes.data,
             shown_address=0 if shown is None else shown.ctypes.data,
@@ -167,10 +167,10 @@ class Mesh:
 
     def all_reduce(self, inputs: list[Any], dtype: DType, op: ReduceOp) -> tuple[list[Any], list[Done]]:
         self.seq += 1
-        backs = [np.full_like(front, 0x55) for front in inputs]
-        for rank, front in enumerate(inputs):
-            self.post(rank, self.seq, front, backs[rank], dtype, op)
-        return backs, [wait_for(engine, Done) for engine in self.engines]
+        result_buffers = [np.full_like(input_buffer, 0x55) for input_buffer in inputs]
+        for rank, input_buffer in enumerate(inputs):
+            self.post(rank, self.seq, input_buffer, result_buffers[rank], dtype, op)
+        return result_buffers, [wait_for(engine, Done) for engine in self.engines]
 
 
 @contextmanager

@@ -67,16 +67,16 @@ def test_every_bit_equals_the_reference(world: int, count: int) -> None:
     with mesh_of(world) as ring:
         for dtype in DType:
             inputs = [random_bits(dtype, count, seed=world * 10 + rank) for rank in range(world)]
-            untouched = [front.copy() for front in inputs]
+            untouched = [input_buffer.copy() for input_buffer in inputs]
             for op in ReduceOp:
                 call = Descriptor(Kind.all_reduce, dtype, op, count)
                 schedules = [make(call, "ring", rank, world) for rank in range(world)]
                 expected = reference.execute(schedules, inputs, dtype, op)
-                backs, done = ring.all_reduce(inputs, dtype, op)
-                for back, want in zip(backs, expected, strict=True):
-                    assert same(back, want), (dtype, op)
+                result_buffers, done = ring.all_reduce(inputs, dtype, op)
+                for result_buffer, want in zip(result_buffers, expected, strict=True):
+                    assert same(result_buffer, want), (dtype, op)
                 assert {d.digest for d in done} == {numbers.digest(expected[0].tobytes())}
-            assert all(same(front, before) for front, before in zip(inputs, untouched, strict=True))
+            assert all(same(input_buffer, before) for input_buffer, before in zip(inputs, untouched, strict=True))
 
 
 def test_bits_do_not_depend_on_lanes_workers_or_segment() -> None:
@@ -87,8 +87,11 @@ def test_bits_do_not_depend_on_lanes_workers_or_segment() -> None:
         for workers in (1, 2):
             for segment in (64 * KIB, 256 * KIB):
                 with mesh_of(world, lanes, workers=workers, segment=segment) as ring:
-                    backs, done = ring.all_reduce(inputs, DType.float32, ReduceOp.avg)
-                    results |= {(back.tobytes(), d.digest) for back, d in zip(backs, done, strict=True)}
+                    result_buffers, done = ring.all_reduce(inputs, DType.float32, ReduceOp.avg)
+                    results |= {
+                        (result_buffer.tobytes(), d.digest)
+                        for result_buffer, d in zip(result_buffers, done, strict=True)
+                    }
     assert len(results) == 1
 
 
@@ -97,8 +100,8 @@ def test_bytes_on_the_wire(world: int) -> None:
     count = 4_000_000
     inputs = [np.full(count, rank, np.float32) for rank in range(world)]
     with mesh_of(world, segment=256 * KIB, stripe=256 * KIB) as ring:
-        backs, done = ring.all_reduce(inputs, DType.float32, ReduceOp.sum)
-        assert all((back == sum(range(world))).all() for back in backs)
+        result_buffers, done = ring.all_reduce(inputs, DType.float32, ReduceOp.sum)
+        assert all((result_buffer == sum(range(world))).all() for result_buffer in result_buffers)
         least, received = 2 * (world - 1) / world * count * 4, 0
         for rank, d in enumerate(done):
             assert least <= d.bytes_sent < least * 1.001
@@ -130,14 +133,23 @@ def test_an_op_uses_the_lanes_that_its_plan_says(seq: int, stripe: int, turns: i
 
     Of the tracks {0, 2} and {1}: where there are turns, lane 0 may help lane 2 and the other way round.
     """
-    fronts = [np.full(1 << 20, rank + 1, np.float32) for rank in range(2)]
-    backs = [np.zeros_like(front) for front in fronts]
+    input_buffers = [np.full(1 << 20, rank + 1, np.float32) for rank in range(2)]
+    result_buffers = [np.zeros_like(input_buffer) for input_buffer in input_buffers]
     with mesh_of(2) as ring:
         for rank in range(2):
-            ring.post(rank, seq, fronts[rank], backs[rank], DType.float32, ReduceOp.sum, stripe=stripe, turns=turns)
+            ring.post(
+                rank,
+                seq,
+                input_buffers[rank],
+                result_buffers[rank],
+                DType.float32,
+                ReduceOp.sum,
+                stripe=stripe,
+                turns=turns,
+            )
         for engine in ring.engines:
             wait_for(engine, Done)
-        assert all((back == 3).all() for back in backs)
+        assert all((result_buffer == 3).all() for result_buffer in result_buffers)
         for rank, engine in enumerate(ring.engines):
             used = {lane for lane in range(3) if statistics(engine, 101 - rank, lane).bytes_sent}
             helpers = {2 - lane for lane in busy if turns and lane != 1}
@@ -149,15 +161,15 @@ def test_other_lanes_carry_what_a_slow_one_has_no_room_for(codec: Codec) -> None
     """Lane 0 carries nothing at all until the others have carried all that it had not taken."""
     count, lanes = 2 << 20, 4
     call = Descriptor(Kind.all_reduce, DType.float32, ReduceOp.sum, count, codec=codec)
-    fronts = [np.random.default_rng(rank).standard_normal(count).astype(np.float32) for rank in range(2)]
-    backs = [np.zeros_like(front) for front in fronts]
+    input_buffers = [np.random.default_rng(rank).standard_normal(count).astype(np.float32) for rank in range(2)]
+    result_buffers = [np.zeros_like(input_buffer) for input_buffer in input_buffers]
     expected = reference.execute(
-        [make(call, "ring", rank, 2) for rank in range(2)], fronts, call.dtype, call.op, codec=codec
+        [make(call, "ring", rank, 2) for rank in range(2)], input_buffers, call.dtype, call.op, codec=codec
     )
-    carried = fronts[0].nbytes // (1 if codec is Codec.none else 4)  # and a little more, by each rank
+    carried = input_buffers[0].nbytes // (1 if codec is Codec.none else 4)  # and a little more, by each rank
     with mesh_of(2, lanes, workers=1) as ring, Relay(ring, lane=0) as relay:
         for rank in range(2):
-            ring.run(rank, 1, call, "ring", fronts[rank], backs[rank], stripe=8 * KIB)
+            ring.run(rank, 1, call, "ring", input_buffers[rank], result_buffers[rank], stripe=8 * KIB)
 
         def by_others(rank: int) -> int:
             return sum(statistics(ring.engines[rank], 101 - rank, lane).bytes_sent for lane in range(1, lanes))
@@ -166,7 +178,7 @@ def test_other_lanes_carry_what_a_slow_one_has_no_room_for(codec: Codec) -> None
         relay.open()
         for engine in ring.engines:
             wait_for(engine, Done)
-        assert all(same(back, want) for back, want in zip(backs, expected, strict=True))
+        assert all(same(result_buffer, want) for result_buffer, want in zip(result_buffers, expected, strict=True))
         if codec is Codec.none:
             assert all(statistics(ring.engines[rank], 101 - rank, 0).bytes_sent < carried / 6 for rank in range(2))
 
@@ -177,10 +189,10 @@ def test_pipelined_ops_finish_in_any_size() -> None:
         inputs = [
             [random_bits(DType.int32, 50_000 * k + k, seed=rank + k) for k in range(ops)] for rank in range(world)
         ]
-        backs = [[np.zeros_like(front) for front in fronts] for fronts in inputs]
+        result_buffers = [[np.zeros_like(input_buffer) for input_buffer in input_buffers] for input_buffers in inputs]
         for rank in range(world):
             for k in range(ops):
-                ring.post(rank, k + 1, inputs[rank][k], backs[rank][k], DType.int32, ReduceOp.sum)
+                ring.post(rank, k + 1, inputs[rank][k], result_buffers[rank][k], DType.int32, ReduceOp.sum)
         for engine in ring.engines:
             found: list[Any] = []
             while len(found) < ops:
@@ -189,7 +201,7 @@ def test_pipelined_ops_finish_in_any_size() -> None:
             assert sorted(d.op for d in found) == [1001 + k for k in range(ops)]
         for k in range(ops):
             want = sum(inputs[rank][k] for rank in range(world))
-            assert all(same(backs[rank][k], want) for rank in range(world))
+            assert all(same(result_buffers[rank][k], want) for rank in range(world))
 
 
 # ---- epochs ---------------------------------------------------------------------------------------------
@@ -207,10 +219,10 @@ def test_survivors_retry_in_the_same_memory_while_a_neighbour_does_not_read(mome
                 engine.attach_lane(102, lane, hand_over(a))
                 silent.append(b)
         inputs = [random_bits(DType.int32, count, seed=rank) for rank in range(2)]
-        backs = [np.zeros_like(front) for front in inputs]
+        result_buffers = [np.zeros_like(input_buffer) for input_buffer in inputs]
         for rank in range(2):
-            ring.post(rank, 1, inputs[rank], backs[rank], DType.int32, ReduceOp.sum, ring=[0, 1, 2])
-            ring.post(rank, 2, inputs[rank], backs[rank], DType.int32, ReduceOp.sum, ring=[0, 1, 2], op_id=77)
+            ring.post(rank, 1, inputs[rank], result_buffers[rank], DType.int32, ReduceOp.sum, ring=[0, 1, 2])
+            ring.post(rank, 2, inputs[rank], result_buffers[rank], DType.int32, ReduceOp.sum, ring=[0, 1, 2], op_id=77)
         time.sleep(moment)  # the point is that any moment will do
         ring.epoch = 2
         for rank, engine in enumerate(ring.engines):
@@ -218,7 +230,7 @@ def test_survivors_retry_in_the_same_memory_while_a_neighbour_does_not_read(mome
             engine.set_epoch(102, 2)
             engine.cancel(1001)
             engine.cancel(77)
-            ring.post(rank, 1, inputs[rank], backs[rank], DType.int32, ReduceOp.sum)
+            ring.post(rank, 1, inputs[rank], result_buffers[rank], DType.int32, ReduceOp.sum)
         want = inputs[0] + inputs[1]
         for rank, engine in enumerate(ring.engines):
             found: list[Any] = []
@@ -229,24 +241,24 @@ def test_survivors_retry_in_the_same_memory_while_a_neighbour_does_not_read(mome
             assert [e for e in found if isinstance(e, Done)] == [
                 Done(2001, numbers.digest(want.tobytes()), found[-1].bytes_sent)
             ]
-            assert same(backs[rank], want)
+            assert same(result_buffers[rank], want)
         for sock in silent:
             sock.close()
 
 
 def test_a_cancelled_op_leaves_its_memory_alone() -> None:
     with mesh_of(2) as ring:
-        front = random_bits(DType.int32, 2_000_000, seed=1)
-        back = np.zeros_like(front)
-        ring.post(0, 1, front, back, DType.int32, ReduceOp.sum)
-        ring.post(1, 1, front, np.zeros_like(front), DType.int32, ReduceOp.sum)
+        input_buffer = random_bits(DType.int32, 2_000_000, seed=1)
+        result_buffer = np.zeros_like(input_buffer)
+        ring.post(0, 1, input_buffer, result_buffer, DType.int32, ReduceOp.sum)
+        ring.post(1, 1, input_buffer, np.zeros_like(input_buffer), DType.int32, ReduceOp.sum)
         ring.engines[0].cancel(1001)
         wait_for(ring.engines[0], Cancelled)
-        back[:] = 7
+        result_buffer[:] = 7
         ring.engines[0].cancel(4711)
         assert wait_for(ring.engines[0], Cancelled) == Cancelled(4711)
         ring.close()
-        assert (back == 7).all()
+        assert (result_buffer == 7).all()
 
 
 def test_an_epoch_may_begin_again_with_an_earlier_op() -> None:
@@ -259,17 +271,19 @@ def test_an_epoch_may_begin_again_with_an_earlier_op() -> None:
                     engine.set_epoch(100 + 1 - rank, epoch)
             ring.epoch, ring.seq = epoch, 4
             for _ in range(3):
-                backs, _ = ring.all_reduce(inputs, DType.int32, ReduceOp.sum)
-                assert all(same(back, inputs[0] + inputs[1]) for back in backs)
+                result_buffers, _ = ring.all_reduce(inputs, DType.int32, ReduceOp.sum)
+                assert all(same(result_buffer, inputs[0] + inputs[1]) for result_buffer in result_buffers)
 
 
 @pytest.mark.parametrize("lanes", [1, 3, 8])  # calls of different size use different lanes, but share one
 def test_a_mismatch_is_reported_once_and_ends_with_the_epoch(lanes: int) -> None:
     with mesh_of(2, lanes) as ring:
-        fronts = [random_bits(DType.int32, n, seed=n) for n in (70_000, 300)]
-        backs = [np.zeros_like(front) for front in fronts]
+        input_buffers = [random_bits(DType.int32, n, seed=n) for n in (70_000, 300)]
+        result_buffers = [np.zeros_like(input_buffer) for input_buffer in input_buffers]
         for rank in range(2):
-            ring.post(rank, 4, fronts[rank], backs[rank], DType.int32, ReduceOp.sum, fingerprint=50 + rank)
+            ring.post(
+                rank, 4, input_buffers[rank], result_buffers[rank], DType.int32, ReduceOp.sum, fingerprint=50 + rank
+            )
         for rank, engine in enumerate(ring.engines):
             assert wait_for(engine, Mismatch) == Mismatch(100 + 1 - rank, 1004, 4, 51 - rank)
             assert not select.select([engine.fd], [], [], 0.05)[0]
@@ -278,8 +292,8 @@ def test_a_mismatch_is_reported_once_and_ends_with_the_epoch(lanes: int) -> None
             engine.set_epoch(100 + 1 - rank, 2)
             engine.cancel(1004)
             wait_for(engine, Cancelled)
-        backs, _ = ring.all_reduce([fronts[0], fronts[0]], DType.int32, ReduceOp.sum)
-        assert same(backs[0], fronts[0] * 2)
+        result_buffers, _ = ring.all_reduce([input_buffers[0], input_buffers[0]], DType.int32, ReduceOp.sum)
+        assert same(result_buffers[0], input_buffers[0] * 2)
 
 
 def test_a_lane_takes_one_socket_in_its_life() -> None:
@@ -290,8 +304,8 @@ def test_a_lane_takes_one_socket_in_its_life() -> None:
                 ring.engines[0].attach_lane(101, 1, hand_over(a))
             assert b.recv(1) == b"", "it was the engine's all the same, and is closed"
         inputs = [random_bits(DType.int32, 300_000, seed=rank) for rank in range(2)]
-        backs, _ = ring.all_reduce(inputs, DType.int32, ReduceOp.sum)
-        assert same(backs[1], inputs[0] + inputs[1])
+        result_buffers, _ = ring.all_reduce(inputs, DType.int32, ReduceOp.sum)
+        assert same(result_buffers[1], inputs[0] + inputs[1])
         assert ring.engines[0].statistics(101, 2) is None
         ring.engines[0].close_link(101)
         downs: list[Any] = []
@@ -351,9 +365,9 @@ def test_lanes_of_bbr_begin_it_anew_in_turns() -> None:
             pytest.skip("this kernel has no bbr")
         for engine, link in zip(ring.engines, (101, 100), strict=True):
             engine.pace_link(link, 1_000_000)
-        front = np.zeros(9_000_000, np.int32)
+        input_buffer = np.zeros(9_000_000, np.int32)
         for rank in range(2):
-            ring.post(rank, 1, front, np.empty_like(front), DType.int32, ReduceOp.sum)
+            ring.post(rank, 1, input_buffer, np.empty_like(input_buffer), DType.int32, ReduceOp.sum)
         wait_until(lambda: all(begins(sock) for sock in watched))
         wait_until(lambda: not any(begins(sock) for sock in watched))
         anew: dict[int, tuple[float, float]] = {}  # by lane: when it had not begun anew yet, and when it had
@@ -459,19 +473,21 @@ class Neighbour:
             sock.close()
         self.engine.close()
 
-    def post(self, schedule: Schedule, front: Any, back: Any, *, op_id: int = 1, epoch: int = 5, seq: int = 1) -> None:
-        self.kept += [front, back]
+    def post(
+        self, schedule: Schedule, input_buffer: Any, result_buffer: Any, *, op_id: int = 1, epoch: int = 5, seq: int = 1
+    ) -> None:
+        self.kept += [input_buffer, result_buffer]
         prepared = self.engine.prepare(
             schedule,
             {1: 9},
             dtype=DType.int32,
             op=ReduceOp.sum,
-            front_bytes=front.nbytes,
-            back_bytes=back.nbytes,
+            input_bytes=input_buffer.nbytes,
+            result_bytes=result_buffer.nbytes,
             world_size=2,
             lanes=len(self.sockets),
         )
-        self.engine.post(prepared, op_id, epoch, seq, FINGERPRINT, front.ctypes.data, back.ctypes.data)
+        self.engine.post(prepared, op_id, epoch, seq, FINGERPRINT, input_buffer.ctypes.data, result_buffer.ctypes.data)
 
     def read(self, n: int) -> bytes:
         data = b""
@@ -493,28 +509,28 @@ def send_and_end(sock: socket.socket, data: bytes) -> None:
         sock.shutdown(socket.SHUT_WR)
 
 
-FRONT, BACK = Place(Buffer.front, 0), Place(Buffer.back, 0)
+INPUT, RESULT = Place(Buffer.input, 0), Place(Buffer.result, 0)
 
 
 def send(nbytes: int) -> Schedule:
-    return Schedule((Step(Direction.send, Action.copy, 0, nbytes, 1, left=FRONT),))
+    return Schedule((Step(Direction.send, Action.copy, 0, nbytes, 1, left=INPUT),))
 
 
 def receive(nbytes: int, action: Action = Action.copy) -> Schedule:
-    return Schedule((Step(Direction.recv, action, 0, nbytes, 1, to=BACK, left=FRONT, result=True),))
+    return Schedule((Step(Direction.recv, action, 0, nbytes, 1, to=RESULT, left=INPUT, result=True),))
 
 
 def exchange(nbytes: int) -> Schedule:
     """Both ranks' bytes are reduced here and sent back."""
-    back = Step(Direction.send, Action.copy, 0, nbytes, 1, number=1, left=BACK, after=(1,))
-    return Schedule((*send(nbytes).steps, *receive(nbytes, Action.final).steps, back))
+    result_buffer = Step(Direction.send, Action.copy, 0, nbytes, 1, number=1, left=RESULT, after=(1,))
+    return Schedule((*send(nbytes).steps, *receive(nbytes, Action.final).steps, result_buffer))
 
 
 def test_frames_as_the_header_says(neighbour: Neighbour) -> None:
-    front = random_bits(DType.int32, 50_000, seed=3)
-    back = np.zeros_like(front)
-    neighbour.post(send(front.nbytes), front, back)
-    data, offset = front.tobytes(), 0
+    input_buffer = random_bits(DType.int32, 50_000, seed=3)
+    result_buffer = np.zeros_like(input_buffer)
+    neighbour.post(send(input_buffer.nbytes), input_buffer, result_buffer)
+    data, offset = input_buffer.tobytes(), 0
     while offset < len(data):
         head = neighbour.read(HEAD)
         check, version, reserved, number, length, epoch, seq, fingerprint, at, checksum = HEADER.unpack(head)
@@ -537,12 +553,12 @@ def test_frames_as_the_header_says(neighbour: Neighbour) -> None:
 
 
 def test_a_send_runs_as_far_as_its_source_is_reduced(neighbour: Neighbour) -> None:
-    front = random_bits(DType.int32, 48 * KIB, seed=3)  # three frames
-    back = np.zeros_like(front)
+    input_buffer = random_bits(DType.int32, 48 * KIB, seed=3)  # three frames
+    result_buffer = np.zeros_like(input_buffer)
     other = random_bits(DType.int32, 48 * KIB, seed=4)
-    neighbour.post(exchange(front.nbytes), front, back)
+    neighbour.post(exchange(input_buffer.nbytes), input_buffer, result_buffer)
     neighbour.read(3 * (HEAD + 64 * KIB))  # step 0
-    result = (front + other).tobytes()
+    result = (input_buffer + other).tobytes()
     for offset in range(0, 3 * 64 * KIB, 64 * KIB):
         neighbour.socket.sendall(frame(other.tobytes()[offset : offset + 64 * KIB], offset=offset))
         assert HEADER.unpack(neighbour.read(HEAD))[3] == 1
@@ -552,42 +568,42 @@ def test_a_send_runs_as_far_as_its_source_is_reduced(neighbour: Neighbour) -> No
 
 def test_frames_split_anywhere_and_old_ones_are_dropped(neighbour: Neighbour) -> None:
     values = random_bits(DType.int32, 3000, seed=5)
-    front, back = np.zeros_like(values), np.zeros_like(values)
-    neighbour.post(receive(back.nbytes), front, back, seq=2)
+    input_buffer, result_buffer = np.zeros_like(values), np.zeros_like(values)
+    neighbour.post(receive(result_buffer.nbytes), input_buffer, result_buffer, seq=2)
     stream = frame(b"old epoch", epoch=4, seq=9) + frame(b"given up", seq=1) + frame(values.tobytes(), seq=2)
     neighbour.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     for at in range(0, len(stream), 997):
         neighbour.socket.sendall(stream[at : at + 997])
     wait_for(neighbour.engine, Done)
-    assert same(back, values)
+    assert same(result_buffer, values)
     lane = statistics(neighbour.engine, 9)
     assert (lane.frames_dropped, lane.frames_received, lane.bytes_received) == (2, 1, len(stream))
 
 
 def test_a_newer_frame_waits_until_this_end_has_learnt_of_it(neighbour: Neighbour) -> None:
     values = random_bits(DType.int32, 100, seed=5)
-    back = np.zeros_like(values)
+    result_buffer = np.zeros_like(values)
     neighbour.socket.sendall(frame(values.tobytes(), epoch=6, seq=3))
     wait_until(lambda: statistics(neighbour.engine, 9).parked)
     neighbour.engine.set_epoch(9, 6)
-    neighbour.post(receive(values.nbytes), values, back, epoch=6, seq=3)
+    neighbour.post(receive(values.nbytes), values, result_buffer, epoch=6, seq=3)
     wait_for(neighbour.engine, Done)
-    assert same(back, values)
+    assert same(result_buffer, values)
 
 
 def test_a_frame_that_comes_first_waits_for_an_earlier_op_of_a_new_epoch(neighbour: Neighbour) -> None:
     values = random_bits(DType.int32, 100, seed=5)
-    back = np.zeros_like(values)
-    neighbour.post(receive(values.nbytes), values, back, seq=7)
+    result_buffer = np.zeros_like(values)
+    neighbour.post(receive(values.nbytes), values, result_buffer, seq=7)
     neighbour.socket.sendall(frame(values.tobytes(), seq=7))
     wait_for(neighbour.engine, Done)
-    back[:] = 0
+    result_buffer[:] = 0
     neighbour.engine.set_epoch(9, 6)
     neighbour.socket.sendall(frame(values.tobytes(), epoch=6, seq=3))
     wait_until(lambda: statistics(neighbour.engine, 9).parked)
-    neighbour.post(receive(values.nbytes), values, back, op_id=2, epoch=6, seq=3)
+    neighbour.post(receive(values.nbytes), values, result_buffer, op_id=2, epoch=6, seq=3)
     wait_for(neighbour.engine, Done)
-    assert same(back, values)
+    assert same(result_buffer, values)
 
 
 def test_a_later_op_need_not_wait_for_an_earlier_one(neighbour: Neighbour) -> None:
@@ -613,8 +629,8 @@ def test_parts_may_come_on_any_lane_in_any_order(seed: int) -> None:
     try:
         values = random_bits(DType.int32, 200_000, seed=seed)
         other = random_bits(DType.int32, 200_000, seed=seed + 100)
-        back = np.zeros_like(values)
-        one.post(receive(values.nbytes, Action.final), other, back)
+        result_buffer = np.zeros_like(values)
+        one.post(receive(values.nbytes, Action.final), other, result_buffer)
         data, rng = values.tobytes(), np.random.default_rng(seed)
         for at in rng.permutation(
             range(0, len(data), 64 * KIB)
@@ -628,7 +644,7 @@ def test_parts_may_come_on_any_lane_in_any_order(seed: int) -> None:
         last.sendall(frame(data[begin : begin + 64 * KIB], offset=begin))
         last.sendall(frame(data[begin + 64 * KIB :], offset=begin + 64 * KIB))
         wait_for(one.engine, Done)
-        assert same(back, values + other)
+        assert same(result_buffer, values + other)
     finally:
         one.close()
 
@@ -652,8 +668,8 @@ def test_a_part_that_two_lanes_bring_closes_the_second(lane: int, offset: int, s
     one = Neighbour(lanes=2, stripe=64 * KIB)
     try:
         memory = np.full(96 * KIB // 4 + 32 * KIB, 0x5A5A5A5A, np.int32)
-        back = memory[16 * KIB // 4 :][: 128 * KIB // 4]
-        one.post(receive(128 * KIB), back.copy(), back)  # two parts
+        result_buffer = memory[16 * KIB // 4 :][: 128 * KIB // 4]
+        one.post(receive(128 * KIB), result_buffer.copy(), result_buffer)  # two parts
         one.socket.sendall(frame(bytes(64 * KIB), offset=64 * KIB))
         one.socket.sendall(frame(bytes(4000)))
         wait_until(lambda: statistics(one.engine, 9).frames_received == 2)
@@ -664,7 +680,7 @@ def test_a_part_that_two_lanes_bring_closes_the_second(lane: int, offset: int, s
         wait_for(one.engine, Cancelled)
         assert (memory[: 16 * KIB // 4] == 0x5A5A5A5A).all()
         assert (memory[16 * KIB // 4 + 128 * KIB // 4 :] == 0x5A5A5A5A).all()
-        assert not back[16 * KIB :].any()
+        assert not result_buffer[16 * KIB :].any()
     finally:
         one.close()
 
@@ -692,9 +708,9 @@ def test_the_rest_of_a_given_up_frame_touches_nothing(neighbour: Neighbour, arri
 
 @pytest.mark.parametrize("neighbour", [{"segment": 1024 * KIB, "buffers": 64 * KIB}], indirect=True)
 def test_a_half_sent_frame_is_completed_from_a_copy(neighbour: Neighbour) -> None:
-    front = random_bits(DType.int32, 4_000_003, seed=3)
-    before = front.tobytes()
-    neighbour.post(send(front.nbytes), front, np.zeros_like(front))
+    input_buffer = random_bits(DType.int32, 4_000_003, seed=3)
+    before = input_buffer.tobytes()
+    neighbour.post(send(input_buffer.nbytes), input_buffer, np.zeros_like(input_buffer))
     sent = -1
     while sent != (sent := statistics(neighbour.engine, 9).bytes_sent) or not sent:
         time.sleep(0.02)  # until the socket is full
@@ -702,8 +718,8 @@ def test_a_half_sent_frame_is_completed_from_a_copy(neighbour: Neighbour) -> Non
     neighbour.engine.set_epoch(9, 6)
     neighbour.engine.cancel(1)
     wait_for(neighbour.engine, Cancelled)
-    front[:] = 7
-    neighbour.post(send(4000), front[:1000], front[:1000].copy(), op_id=2, epoch=6)
+    input_buffer[:] = 7
+    neighbour.post(send(4000), input_buffer[:1000], input_buffer[:1000].copy(), op_id=2, epoch=6)
     offset = 0
     while True:
         head = neighbour.read(HEAD)
@@ -716,7 +732,7 @@ def test_a_half_sent_frame_is_completed_from_a_copy(neighbour: Neighbour) -> Non
         assert at == offset
         offset += length
     assert offset < len(before)
-    assert payload == front[:1000].tobytes()
+    assert payload == input_buffer[:1000].tobytes()
 
 
 @pytest.mark.parametrize(
@@ -740,9 +756,9 @@ def test_a_half_sent_frame_is_completed_from_a_copy(neighbour: Neighbour) -> Non
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_bytes_that_break_the_protocol_close_the_lane(neighbour: Neighbour, bad: bytes, says: str) -> None:
-    front = np.zeros(100, np.int32)
-    back = np.zeros(300, np.int32)
-    neighbour.post(receive(400), front, back[100:200])
+    input_buffer = np.zeros(100, np.int32)
+    result_buffer = np.zeros(300, np.int32)
+    neighbour.post(receive(400), input_buffer, result_buffer[100:200])
     send_and_end(neighbour.socket, bad)
     down = wait_for(neighbour.engine, LaneDown)
     assert says in down.text
@@ -750,14 +766,14 @@ def test_bytes_that_break_the_protocol_close_the_lane(neighbour: Neighbour, bad:
     assert not statistics(neighbour.engine, 9).attached
     neighbour.engine.cancel(1)
     assert wait_for(neighbour.engine, Cancelled) == Cancelled(1)
-    assert not back[:100].any()
-    assert not back[200:].any()
+    assert not result_buffer[:100].any()
+    assert not result_buffer[200:].any()
 
 
 def test_a_bad_checksum_never_becomes_a_result(neighbour: Neighbour) -> None:
     values = np.arange(100, dtype=np.int32)
-    back = np.zeros_like(values)
-    neighbour.post(receive(values.nbytes), values, back)
+    result_buffer = np.zeros_like(values)
+    neighbour.post(receive(values.nbytes), values, result_buffer)
     damaged = bytearray(frame(values.tobytes()))
     damaged[200] ^= 1
     neighbour.socket.sendall(damaged)
@@ -799,22 +815,22 @@ def test_arguments_are_refused_with_a_reason() -> None:
         with pytest.raises(ConfigError, match=f"{next(iter(bad))}="):
             Engine(**bad)
     with mesh_of(2) as ring:
-        engine, front = ring.engines[0], np.zeros(10, np.int32)
+        engine, input_buffer = ring.engines[0], np.zeros(10, np.int32)
         with pytest.raises(ConfigError, match="link 101 cannot be opened"):
             engine.open_link(101, 3, 1)
         with pytest.raises(ConfigError, match="link 555"):
             engine.set_epoch(555, 3)
         ring.epoch = 3
         with pytest.raises(ConfigError, match="epoch 3, seq 1"):
-            ring.post(0, 1, front, front.copy(), DType.int32, ReduceOp.sum)
+            ring.post(0, 1, input_buffer, input_buffer.copy(), DType.int32, ReduceOp.sum)
         with pytest.raises(ConfigError, match="rank 1"):
             engine.prepare(
                 exchange(40),
                 {},
                 dtype=DType.int32,
                 op=ReduceOp.sum,
-                front_bytes=40,
-                back_bytes=40,
+                input_bytes=40,
+                result_bytes=40,
                 world_size=2,
                 lanes=3,
             )
@@ -841,9 +857,9 @@ def test_closing_lets_go_of_descriptors_and_of_ops_under_way() -> None:
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(3):
         with mesh_of(3) as ring:
-            front = np.zeros(500_000, np.int32)
+            input_buffer = np.zeros(500_000, np.int32)
             for rank in range(2):  # rank 2 never comes
-                ring.post(rank, 1, front, np.zeros_like(front), DType.int32, ReduceOp.sum)
+                ring.post(rank, 1, input_buffer, np.zeros_like(input_buffer), DType.int32, ReduceOp.sum)
     assert len(os.listdir("/proc/self/fd")) == before
 
 
@@ -851,7 +867,7 @@ def test_an_engine_keeps_nothing_of_operations_that_are_over() -> None:
     """For each of them room is kept for the events that may come of it."""
     with Engine(workers=1) as engine:
         nothing = engine.prepare(
-            Schedule(()), {}, dtype=DType.int32, op=ReduceOp.sum, front_bytes=0, back_bytes=0, world_size=1, lanes=1
+            Schedule(()), {}, dtype=DType.int32, op=ReduceOp.sum, input_bytes=0, result_bytes=0, world_size=1, lanes=1
         )
         pages: list[int] = []
         seq = 0

@@ -55,7 +55,7 @@ class Input:
     bell: int
 
     def __post_init__(self) -> None:
-        self.front = np.full(self.whole.nbytes, 0xA7, np.uint8)
+        self.input_buffer = np.full(self.whole.nbytes, 0xA7, np.uint8)
         self.filled = np.zeros(-(-self.whole.nbytes // DIGEST_BLOCK) + 1, np.uint8)
         self.missing = list(range(len(self.filled) - 1))
 
@@ -64,7 +64,7 @@ class Input:
         bytes_ = self.whole.view(np.uint8)
         for block in blocks:
             part = slice(block * DIGEST_BLOCK, (block + 1) * DIGEST_BLOCK)
-            self.front[part] = bytes_[part]
+            self.input_buffer[part] = bytes_[part]
             self.filled[block] = 1
             self.missing.remove(block)
         os.eventfd_write(self.bell, 1)
@@ -90,22 +90,26 @@ def run(mesh: Mesh, bells: list[int], call: Descriptor, algorithm: str, seed: in
     mesh.seq += 1
     wanted = [sizes(call, rank, world, ()) for rank in range(world)]
     rng = np.random.default_rng(seed)
-    fronts = [rng.integers(-999, 999, front // 4).astype(numbers.storage(call.dtype)) for front, _ in wanted]
-    backs = [np.full(back // 4, 85, numbers.storage(call.dtype)) for _, back in wanted]
+    input_buffers = [
+        rng.integers(-999, 999, input_buffer // 4).astype(numbers.storage(call.dtype)) for input_buffer, _ in wanted
+    ]
+    result_buffers = [np.full(result_buffer // 4, 85, numbers.storage(call.dtype)) for _, result_buffer in wanted]
     schedules = [make(call, algorithm, rank, world, sites=SITES[:world]) for rank in range(world)]
-    back_bytes = [back for _, back in wanted]
-    expected = reference.execute(schedules, fronts, call.dtype, call.op, codec=call.codec, back_bytes=back_bytes)
-    inputs = [Input(front, bell) for front, bell in zip(fronts, bells, strict=True)]
-    shown = [words_of(back) for back in back_bytes]
+    result_bytes = [result_buffer for _, result_buffer in wanted]
+    expected = reference.execute(
+        schedules, input_buffers, call.dtype, call.op, codec=call.codec, result_bytes=result_bytes
+    )
+    inputs = [Input(input_buffer, bell) for input_buffer, bell in zip(input_buffers, bells, strict=True)]
+    shown = [words_of(result_buffer) for result_buffer in result_bytes]
     for rank, one in enumerate(inputs):
         mesh.run(
-            rank, mesh.seq, call, algorithm, one.front, backs[rank], sites=SITES[:world],
+            rank, mesh.seq, call, algorithm, one.input_buffer, result_buffers[rank], sites=SITES[:world],
             filled=one.filled, shown=shown[rank], attempt=ATTEMPT,
         )  # fmt: skip
     feed(inputs, seed)
     done = [wait_for(engine, Done) for engine in mesh.engines]
     for rank in range(world):
-        assert same(backs[rank], expected[rank]), (str(call), algorithm, rank)
+        assert same(result_buffers[rank], expected[rank]), (str(call), algorithm, rank)
         assert done[rank].digest == numbers.digest(expected[rank].tobytes())
         assert shown[rank].tolist() == [ATTEMPT] * (len(shown[rank]) - 1) + [0]
 
@@ -134,31 +138,31 @@ def test_a_step_starts_with_its_first_bytes() -> None:
     """Own bytes of the first chunk alone are enough for the neighbour to get them."""
     with mesh_of(2, lanes=1) as mesh, bells_of(mesh) as bells:
         inputs = [Input(random_bits(DType.int32, 256 * KIB, rank), bell) for rank, bell in enumerate(bells)]
-        backs = [np.zeros_like(one.whole) for one in inputs]
+        result_buffers = [np.zeros_like(one.whole) for one in inputs]
         call = Descriptor(Kind.all_reduce, DType.int32, count=256 * KIB)
         for rank, one in enumerate(inputs):
-            mesh.run(rank, 1, call, "ring", one.front, backs[rank], filled=one.filled)
+            mesh.run(rank, 1, call, "ring", one.input_buffer, result_buffers[rank], filled=one.filled)
         assert statistics(mesh.engines[0], 101).bytes_sent == 0
         inputs[0].fill(0)
         wait_until(lambda: statistics(mesh.engines[0], 101).bytes_sent >= DIGEST_BLOCK)
         assert statistics(mesh.engines[0], 101).bytes_sent < 2 * DIGEST_BLOCK
         # The other end has its own bytes of that chunk to add, which are not there: the frame waits in the socket.
         wait_until(lambda: statistics(mesh.engines[1], 100).parked)
-        assert not backs[1].any()
+        assert not result_buffers[1].any()
         feed(inputs, 1)
-        for engine, back in zip(mesh.engines, backs, strict=True):
+        for engine, result_buffer in zip(mesh.engines, result_buffers, strict=True):
             wait_for(engine, Done)
-            assert same(back, inputs[0].whole + inputs[1].whole)
+            assert same(result_buffer, inputs[0].whole + inputs[1].whole)
 
 
 def test_what_was_there_once_stays_there() -> None:
     """Bytes of the table that are taken back keep nobody waiting; and who lacks input, the engine says."""
     with mesh_of(2, lanes=1) as mesh, bells_of(mesh) as bells:
         inputs = [Input(random_bits(DType.int32, 64 * KIB, rank), bell) for rank, bell in enumerate(bells)]
-        backs = [np.zeros_like(one.whole) for one in inputs]
+        result_buffers = [np.zeros_like(one.whole) for one in inputs]
         call = Descriptor(Kind.all_reduce, DType.int32, count=64 * KIB)
         assert not mesh.engines[0].lacks_input(1)  # it knows no such op
-        mesh.run(0, 1, call, "ring", inputs[0].front, backs[0], filled=inputs[0].filled, op_id=1)
+        mesh.run(0, 1, call, "ring", inputs[0].input_buffer, result_buffers[0], filled=inputs[0].filled, op_id=1)
         assert mesh.engines[0].lacks_input(1)
         inputs[0].fill(0, 1, 2)
         assert mesh.engines[0].lacks_input(1)
@@ -167,10 +171,10 @@ def test_what_was_there_once_stays_there() -> None:
         inputs[0].filled[:] = 0
         os.eventfd_write(bells[0], 1)
         inputs[1].fill(0, 1, 2, 3)
-        mesh.run(1, 1, call, "ring", inputs[1].front, backs[1], filled=inputs[1].filled, op_id=1)
-        for engine, back in zip(mesh.engines, backs, strict=True):
+        mesh.run(1, 1, call, "ring", inputs[1].input_buffer, result_buffers[1], filled=inputs[1].filled, op_id=1)
+        for engine, result_buffer in zip(mesh.engines, result_buffers, strict=True):
             wait_for(engine, Done)
-            assert same(back, inputs[0].whole + inputs[1].whole)
+            assert same(result_buffer, inputs[0].whole + inputs[1].whole)
             assert not engine.lacks_input(1)
 
 
@@ -179,7 +183,9 @@ def test_what_is_filled_before_the_post_needs_no_bell() -> None:
         inputs = [Input(random_bits(DType.int32, 64 * KIB, rank), bell) for rank, bell in enumerate(bells)]
         call = Descriptor(Kind.all_reduce, DType.int32, count=64 * KIB)
         inputs[0].fill(0, 1, 2, 3)
-        mesh.run(0, 1, call, "ring", inputs[0].front, np.zeros_like(inputs[0].whole), filled=inputs[0].filled, op_id=1)
+        mesh.run(
+            0, 1, call, "ring", inputs[0].input_buffer, np.zeros_like(inputs[0].whole), filled=inputs[0].filled, op_id=1
+        )
         wait_until(lambda: not mesh.engines[0].lacks_input(1))
 
 
@@ -189,7 +195,7 @@ def test_a_shut_gate_costs_no_processor_time(world: int) -> None:
         inputs = [Input(random_bits(DType.int32, 300_000, rank), bell) for rank, bell in enumerate(bells)]
         call = Descriptor(Kind.all_reduce, DType.int32, count=300_000)
         for rank, one in enumerate(inputs):
-            mesh.run(rank, 1, call, "ring", one.front, np.zeros_like(one.whole), filled=one.filled)
+            mesh.run(rank, 1, call, "ring", one.input_buffer, np.zeros_like(one.whole), filled=one.filled)
             one.fill(0, 3)
         before = time.process_time()
         with pytest.raises(TimeoutError):
@@ -205,16 +211,16 @@ def test_an_attempt_given_up_before_all_is_there(seed: int) -> None:
     """The next epoch's attempt waits for the same gate, and goes on where it stands."""
     draw = random.Random(seed)
     with mesh_of(3, lanes=2) as mesh, bells_of(mesh) as bells:
-        fronts = [random_bits(DType.int32, 400_001, rank) for rank in range(3)]
-        inputs = [Input(front, bell) for front, bell in zip(fronts, bells, strict=True)]
+        input_buffers = [random_bits(DType.int32, 400_001, rank) for rank in range(3)]
+        inputs = [Input(input_buffer, bell) for input_buffer, bell in zip(input_buffers, bells, strict=True)]
         call = Descriptor(Kind.all_reduce, DType.int32, count=400_001)
-        backs = [np.zeros_like(front) for front in fronts]
-        shown = [words_of(front.nbytes) for front in fronts]
+        result_buffers = [np.zeros_like(input_buffer) for input_buffer in input_buffers]
+        shown = [words_of(input_buffer.nbytes) for input_buffer in input_buffers]
 
         def post(attempt: int, members: list[int]) -> None:
             for rank in members:
                 mesh.run(
-                    rank, 9, call, "ring", inputs[rank].front, backs[rank], members=members,
+                    rank, 9, call, "ring", inputs[rank].input_buffer, result_buffers[rank], members=members,
                     filled=inputs[rank].filled, shown=shown[rank], attempt=attempt, op_id=attempt,
                 )  # fmt: skip
 
@@ -235,7 +241,7 @@ def test_an_attempt_given_up_before_all_is_there(seed: int) -> None:
             wait_until(lambda engine=mesh.engines[rank], told=told: told.extend(engine.events()) or len(told) == 2)
             assert Cancelled(1) in told
             assert [event.op for event in told if isinstance(event, Done)] == [2]
-            assert same(backs[rank], fronts[0] + fronts[1])
+            assert same(result_buffers[rank], input_buffers[0] + input_buffers[1])
             assert set(shown[rank][:-1]) == {2}
         feeder.join()
         mesh.engines[2].cancel(1)
@@ -249,10 +255,10 @@ def test_bells_that_say_nothing() -> None:
             for _ in range(100):
                 os.eventfd_write(fd, 1)
         inputs = [Input(random_bits(DType.int32, 300_000, rank), bell) for rank, bell in enumerate(bells)]
-        backs = [np.zeros_like(one.whole) for one in inputs]
+        result_buffers = [np.zeros_like(one.whole) for one in inputs]
         call = Descriptor(Kind.all_reduce, DType.int32, count=300_000)
         for rank, one in enumerate(inputs):
-            mesh.run(rank, 1, call, "ring", one.front, backs[rank], filled=one.filled)
+            mesh.run(rank, 1, call, "ring", one.input_buffer, result_buffers[rank], filled=one.filled)
         for _ in range(1000):
             os.eventfd_write(bells[0], 1)
             inputs[0].filled[1] ^= 1  # takes back what it said: that is its own harm, and nobody else's
@@ -260,7 +266,7 @@ def test_bells_that_say_nothing() -> None:
         feed(inputs, 3)
         for engine in mesh.engines:
             wait_for(engine, Done)
-        assert same(backs[0], backs[1])
+        assert same(result_buffers[0], result_buffers[1])
 
 
 def test_what_is_shown_is_final() -> None:
@@ -269,14 +275,23 @@ def test_what_is_shown_is_final() -> None:
     with mesh_of(world, lanes=2) as mesh:
         for attempt in range(1, 4):
             mesh.seq += 1
-            fronts = [random_bits(DType.int32, count, 10 * attempt + rank) for rank in range(world)]
-            backs = [np.zeros_like(front) for front in fronts]
-            shown = [words_of(front.nbytes) for front in fronts]
+            input_buffers = [random_bits(DType.int32, count, 10 * attempt + rank) for rank in range(world)]
+            result_buffers = [np.zeros_like(input_buffer) for input_buffer in input_buffers]
+            shown = [words_of(input_buffer.nbytes) for input_buffer in input_buffers]
             call = Descriptor(Kind.all_reduce, DType.int32, count=count)
             copies: dict[int, bytes] = {}
             for rank in range(world):
-                mesh.run(rank, mesh.seq, call, "ring", fronts[rank], backs[rank], shown=shown[rank], attempt=attempt)
-            bytes_ = backs[0].view(np.uint8)
+                mesh.run(
+                    rank,
+                    mesh.seq,
+                    call,
+                    "ring",
+                    input_buffers[rank],
+                    result_buffers[rank],
+                    shown=shown[rank],
+                    attempt=attempt,
+                )
+            bytes_ = result_buffers[0].view(np.uint8)
 
             def look(words: Any = shown[0], bytes_: Any = bytes_, wanted: int = attempt, to: Any = copies) -> bool:
                 for block in np.flatnonzero(words == wanted):
@@ -287,4 +302,4 @@ def test_what_is_shown_is_final() -> None:
             wait_until(look)
             for engine in mesh.engines:
                 wait_for(engine, Done)
-            assert b"".join(copies[block] for block in sorted(copies)) == sum(fronts).tobytes()
+            assert b"".join(copies[block] for block in sorted(copies)) == sum(input_buffers).tobytes()

@@ -62,7 +62,14 @@ def test_a_link_whose_other_end_takes_no_notes_breaks_when_the_engine_has_one_to
         while engine.send_note(1, bytes(NOTE_BYTES)):
             pass
         nothing = engine.prepare(
-            Schedule(()), {}, dtype=DType.int32, op=ReduceOp.sum, front_bytes=0, back_bytes=0, world_size=1, lanes=LANES
+            Schedule(()),
+            {},
+            dtype=DType.int32,
+            op=ReduceOp.sum,
+            input_bytes=0,
+            result_bytes=0,
+            world_size=1,
+            lanes=LANES,
         )
         engine.post(nothing, 7, 1, 1, 9, 0, 0, note=b"done", hearers=Hearers([1]))
         down = wait_for(engine, LaneDown)

@@ -36,21 +36,40 @@ def run(mesh: Mesh, call: Descriptor, algorithm: str, seed: int) -> None:
     world = mesh.world
     mesh.seq += 1
     wanted = [sizes(call, rank, world, ()) for rank in range(world)]
-    fronts = [elements(call.dtype, front, seed * 100 + rank) for rank, (front, _) in enumerate(wanted)]
-    backs = [np.full(back // call.dtype.itemsize, 85, numbers.storage(call.dtype)) for _, back in wanted]
-    untouched = [front.copy() for front in fronts]
+    input_buffers = [
+        elements(call.dtype, input_buffer, seed * 100 + rank) for rank, (input_buffer, _) in enumerate(wanted)
+    ]
+    result_buffers = [
+        np.full(result_buffer // call.dtype.itemsize, 85, numbers.storage(call.dtype)) for _, result_buffer in wanted
+    ]
+    untouched = [input_buffer.copy() for input_buffer in input_buffers]
     schedules = [make(call, algorithm, rank, world, sites=sites_of(world)) for rank in range(world)]
     keys = [(RESULT_KEY, 77 + rank) for rank in range(world)]
     noise = keys if call.rounding == "stochastic" else None
     expected = reference.execute(
-        schedules, fronts, call.dtype, call.op, codec=call.codec, back_bytes=[back for _, back in wanted], noise=noise
+        schedules,
+        input_buffers,
+        call.dtype,
+        call.op,
+        codec=call.codec,
+        result_bytes=[result_buffer for _, result_buffer in wanted],
+        noise=noise,
     )
     for rank in range(world):
-        mesh.run(rank, mesh.seq, call, algorithm, fronts[rank], backs[rank], sites=sites_of(world), noise=keys[rank])
+        mesh.run(
+            rank,
+            mesh.seq,
+            call,
+            algorithm,
+            input_buffers[rank],
+            result_buffers[rank],
+            sites=sites_of(world),
+            noise=keys[rank],
+        )
     done = [wait_for(engine, Done) for engine in mesh.engines]
     for rank in range(world):
-        assert same(backs[rank], expected[rank]), (str(call), algorithm, rank)
-        assert same(fronts[rank], untouched[rank])
+        assert same(result_buffers[rank], expected[rank]), (str(call), algorithm, rank)
+        assert same(input_buffers[rank], untouched[rank])
         assert done[rank].digest == numbers.digest(expected[rank].tobytes())
     if call.kind in SAME_RESULT:
         assert len({d.digest for d in done}) == 1
@@ -89,33 +108,44 @@ def test_every_codec_in_every_algorithm(codec: Codec, world: int) -> None:
 def test_quantized_bits_do_not_depend_on_lanes_workers_or_stripe(algorithm: str) -> None:
     world, count = 4, 300_001
     call = Descriptor(Kind.all_reduce, DType.float32, ReduceOp.avg, count, codec=Codec.int8)
-    fronts = [elements(DType.float32, count * 4, rank) for rank in range(world)]
+    input_buffers = [elements(DType.float32, count * 4, rank) for rank in range(world)]
     results = set()
     for lanes, workers, stripe in ((1, 1, 4096), (3, 2, 65536), (8, 2, 8192)):
         with mesh_of(world, lanes, workers=workers) as mesh:
-            backs = [np.zeros_like(front) for front in fronts]
+            result_buffers = [np.zeros_like(input_buffer) for input_buffer in input_buffers]
             for rank in range(world):
-                mesh.run(rank, 1, call, algorithm, fronts[rank], backs[rank], sites=sites_of(world), stripe=stripe)
+                mesh.run(
+                    rank,
+                    1,
+                    call,
+                    algorithm,
+                    input_buffers[rank],
+                    result_buffers[rank],
+                    sites=sites_of(world),
+                    stripe=stripe,
+                )
             done = [wait_for(engine, Done) for engine in mesh.engines]
-            results |= {(back.tobytes(), d.digest) for back, d in zip(backs, done, strict=True)}
+            results |= {
+                (result_buffer.tobytes(), d.digest) for result_buffer, d in zip(result_buffers, done, strict=True)
+            }
     assert len(results) == 1
 
 
 def test_the_codec_error_and_the_bytes_saved_are_reported() -> None:
     world, count = 4, 400_000
     rng = np.random.default_rng(5)
-    fronts = [rng.standard_normal(count).astype(np.float32) for _ in range(world)]
-    exact = sum(front.astype(np.float64) for front in fronts)
+    input_buffers = [rng.standard_normal(count).astype(np.float32) for _ in range(world)]
+    exact = sum(input_buffer.astype(np.float64) for input_buffer in input_buffers)
     with mesh_of(world, lanes=2) as mesh:
         for codec, bar in ((Codec.bf16, 0.004), (Codec.int8, 0.01), (Codec.int4, 0.15), (Codec.fp8, 0.04)):
             mesh.seq += 1
             call = Descriptor(Kind.all_reduce, DType.float32, count=count, codec=codec)
-            backs = [np.zeros_like(front) for front in fronts]
+            result_buffers = [np.zeros_like(input_buffer) for input_buffer in input_buffers]
             for rank in range(world):
-                mesh.run(rank, mesh.seq, call, "direct", fronts[rank], backs[rank])
+                mesh.run(rank, mesh.seq, call, "direct", input_buffers[rank], result_buffers[rank])
             for rank, engine in enumerate(mesh.engines):
                 done = wait_for(engine, Done)
-                error = np.linalg.norm(backs[rank] - exact) / np.linalg.norm(exact)
+                error = np.linalg.norm(result_buffers[rank] - exact) / np.linalg.norm(exact)
                 assert 0 < done.codec_error < error < bar
                 raw = 2 * (world - 1) / world * count * 4
                 assert raw * 0.999 < done.bytes_saved + done.bytes_sent < raw * 1.01

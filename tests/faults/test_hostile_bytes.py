@@ -300,7 +300,7 @@ def test_a_client_that_sends_nonsense_is_out_and_the_others_go_on(cluster: Clust
     close_all(comms)
 
 
-def posted_by_hand(connection: socket.socket, call: Descriptor, front: int, back: int) -> m.FromDaemon:
+def posted_by_hand(connection: socket.socket, call: Descriptor, input_buffer: int, result_buffer: int) -> m.FromDaemon:
     """Join as the only member, make the call, and return what the daemon answers it."""
     connection.sendall(encode(m.Attach(PROTOCOL_VERSION, new_group(), "rogue", 1, 1, 1)))
     decoder: Decoder[m.FromDaemon] = Decoder(m.FromDaemon, DEFAULT.message_bytes)
@@ -308,14 +308,14 @@ def posted_by_hand(connection: socket.socket, call: Descriptor, front: int, back
     while True:
         for message in decoder.feed(connection.recv(65536)):
             if isinstance(message, m.EpochInfo) and not said:
-                connection.sendall(encode(m.Post(1, call, front, back, message.epoch)))
+                connection.sendall(encode(m.Post(1, call, input_buffer, result_buffer, message.epoch)))
                 said = True
             elif isinstance(message, m.Result | m.Failure):
                 return message
 
 
 @pytest.mark.parametrize(
-    ("front", "back", "count", "says"),
+    ("input_buffer", "result_buffer", "count", "says"),
     [
         (0, 0, 1000, "overlap"),
         (0, 1 << 62, 1000, "outside the arena"),
@@ -326,12 +326,12 @@ def posted_by_hand(connection: socket.socket, call: Descriptor, front: int, back
     ],
 )
 def test_a_client_that_points_outside_its_arena_is_out(
-    cluster: Cluster, front: int, back: int, count: int, says: str
+    cluster: Cluster, input_buffer: int, result_buffer: int, count: int, says: str
 ) -> None:
     """And is told why; one that does not gets a result."""
     pid = cluster.pid(0)
     with dial(cluster, "unix", 0) as rogue:
-        answer = posted_by_hand(rogue, Descriptor(Kind.all_reduce, count=count), front, back)
+        answer = posted_by_hand(rogue, Descriptor(Kind.all_reduce, count=count), input_buffer, result_buffer)
         if says:
             assert isinstance(answer, m.Failure)
             assert (answer.id, answer.error) == (0, "ProtocolError")

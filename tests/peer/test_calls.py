@@ -42,14 +42,14 @@ def test_a_root_stays_the_member_that_it_was(kind: Kind) -> None:
 def test_a_lost_root_is_named() -> None:
     meaning = resolve(Descriptor(Kind.broadcast, count=5, root=2), KNEW, world(10, 11, 13), 0, plan())
     assert meaning.refusal == "the root of broadcast, m12, was lost"
-    assert (meaning.front_bytes, meaning.back_bytes, meaning.needs) == (0, 0, frozenset())
+    assert (meaning.input_bytes, meaning.result_bytes, meaning.needs) == (0, 0, frozenset())
 
 
 def test_counts_follow_their_members() -> None:
     call = Descriptor(Kind.all_gather, counts=(1, 2, 3, 4))
     meaning = resolve(call, KNEW, world(13, 11), 1, plan())
     assert meaning.descriptor.counts == (4, 2)
-    assert (meaning.front_bytes, meaning.back_bytes) == (2 * FLOATS, 6 * FLOATS)
+    assert (meaning.input_bytes, meaning.result_bytes) == (2 * FLOATS, 6 * FLOATS)
 
 
 @pytest.mark.parametrize("counts", [(1, 2, 3, 4), ()])
@@ -58,14 +58,14 @@ def test_lost_ranks_blocks_stay_in_front_and_are_left_out(counts: tuple[int, ...
     meaning = resolve(call, KNEW, world(10, 12, 13), 1, plan())
     own, starts, end = (3, [0, 3, 6], 10) if counts else (3, [0, 6, 9], 12)
     assert meaning.descriptor.block_counts(3) == ((1, 3, 4) if counts else (3, 3, 3))
-    assert (meaning.front_bytes, meaning.back_bytes) == (8 * end, 8 * own)
+    assert (meaning.input_bytes, meaning.result_bytes) == (8 * end, 8 * own)
     assert meaning.schedule == make(meaning.descriptor, "ring", 1, 3, blocks=starts)
     assert meaning.schedule != make(meaning.descriptor, "ring", 1, 3)
 
 
 def test_a_lost_last_block_is_not_read_any_more() -> None:
     meaning = resolve(Descriptor(Kind.all_to_all, count=2), KNEW, world(10, 11, 12), 0, plan())
-    assert (meaning.front_bytes, meaning.back_bytes) == (6 * FLOATS, 6 * FLOATS)
+    assert (meaning.input_bytes, meaning.result_bytes) == (6 * FLOATS, 6 * FLOATS)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_without_a_route_the_pair_is_named() -> None:
     call = Descriptor(Kind.gather, count=8, root=0, algorithm="direct")
     meaning = resolve(call, KNEW, KNEW, 3, plan(avoid=((10, 11),)))
     assert meaning.refusal == "direct needs a link between m10 and m11, who cannot reach each other"
-    assert (meaning.front_bytes, meaning.back_bytes) == (8 * FLOATS, 0)
+    assert (meaning.input_bytes, meaning.result_bytes) == (8 * FLOATS, 0)
     assert resolve(call, KNEW, KNEW, 3, plan(avoid=((10, 12),))).algorithm == "ring"
     assert resolve(call, KNEW, KNEW, 3, plan(avoid=((11, 13),))).algorithm == "direct"
 
@@ -181,14 +181,14 @@ def test_no_epoch_touches_memory_that_the_call_has_not(posting: Descriptor) -> N
     known = call(posting)
     for mids in [(10,), (12, 10), (10, 11, 12), (13, 12, 11, 10), (10, 11, 12, 13, 14), (14, 10, 15)]:
         later = resolve(posting, KNEW, world(*mids), mids.index(10), plan())
-        assert later.front_bytes <= known.front_bytes
-        assert later.back_bytes <= known.back_bytes
+        assert later.input_bytes <= known.input_bytes
+        assert later.result_bytes <= known.result_bytes
 
 
 def test_a_send_is_one_step_to_the_member_that_was_named() -> None:
     sends, receives = (call(Descriptor(kind, count=3), peer=2) for kind in (Kind.send, Kind.recv))
-    assert (sends.front_bytes, sends.back_bytes, sends.p2p) == (12, 0, True)
-    assert (receives.front_bytes, receives.back_bytes, receives.p2p) == (0, 12, True)
+    assert (sends.input_bytes, sends.result_bytes, sends.p2p) == (12, 0, True)
+    assert (receives.input_bytes, receives.result_bytes, receives.p2p) == (0, 12, True)
     later = world(12, 13, 10)
     one, two = (resolve(each.posted, KNEW, later, 2, plan(), peer=2) for each in (sends, receives))
     assert one.fingerprint == two.fingerprint != resolve(replace(sends.posted, count=4), KNEW, later, 2, plan(), peer=2)

@@ -62,7 +62,12 @@ def test_the_client_hears_when_it_calls_after_the_commit() -> None:
     assert d.member.in_flight == 0
     assert finish(d) == []
     assert d.post(SUM) == [cmd.HandOver(op), cmd.ToClient(op.outcome.__class__(**{**fields(op.outcome), "id": 1}))]
-    assert (op.front, op.back, op.outcome.counted, op.outcome.contributors) == (0, 4096, False, ["m1", "m2"])
+    assert (op.input_buffer, op.result_buffer, op.outcome.counted, op.outcome.contributors) == (
+        0,
+        4096,
+        False,
+        ["m1", "m2"],
+    )
     assert d.member.collectives.called == 1
     assert kinds(d.post(data())) == ["StartOp"]  # and goes on as ever
     d.member.op_finished(d.engine_id, 7, 0)

@@ -157,7 +157,7 @@ def test_a_late_abort_voids_a_finished_op_and_runs_it_again_from_front() -> None
     assert told(entered, m.Failure) == []
     [start] = d.ready(2)
     assert isinstance(start, cmd.StartOp)
-    assert start.op.front == 0
+    assert start.op.input_buffer == 0
     d.member.op_finished(d.engine_id, 8, 0)
     [result] = told(d.member.commit(m.Commit("g", 2, 1, 1), 3.0), m.Result)
     assert (result.attempts, result.contributors, result.digest) == (2, ["m1", "m2"], 8)

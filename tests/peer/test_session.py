@@ -156,15 +156,15 @@ async def test_who_leaves_before_a_new_master_has_answered_its_report_says_so(cl
     assert [type(one) for one in told] == [m.Report, m.Leave]
 
 
-@pytest.mark.parametrize(("front", "refused"), [(8, True), (12, False)])
+@pytest.mark.parametrize(("input_buffer", "refused"), [(8, True), (12, False)])
 async def test_a_table_of_what_is_final_has_a_word_for_each_block(
-    front: int, refused: bool, client: socket.socket
+    input_buffer: int, refused: bool, client: socket.socket
 ) -> None:
     """The engine writes there: none of it may lie over what it reads."""
     session, _, _ = session_with(Engine(), client)
     table = 4 * BLOCK
-    call = replace(post(1, data(count=3 * BLOCK // 4)), front=table + front, back=0, shown=table)
-    with pytest.raises(ProtocolError, match="front and shown overlap") if refused else contextlib.nullcontext():
+    call = replace(post(1, data(count=3 * BLOCK // 4)), input_buffer=table + input_buffer, result_buffer=0, shown=table)
+    with pytest.raises(ProtocolError, match="input and shown overlap") if refused else contextlib.nullcontext():
         session._check_regions(call, session.member.call(call))
 
 
@@ -214,13 +214,13 @@ async def test_results_are_handed_over_beside_the_event_loop_and_told_after(
     session.run(session.member.cover(cover(1, call=call), 1.0))
     [op] = session.member.collectives.open.values()
     result = bytes(i % 251 for i in range(nbytes))
-    ffi.memmove(ffi.cast("char *", op.memory.back), result, nbytes)
+    ffi.memmove(ffi.cast("char *", op.memory.result_buffer), result, nbytes)
     session.op_finished(Done(op.engine_id, 7, 0))
     session.run(session.member.commit(m.Commit("g", 1, 1, 1), 2.0))
     assert sent == []
     async with trio.open_nursery() as nursery:
         monkeypatch.setattr(session._daemon, "soon", nursery.start_soon, raising=False)
-        late = replace(post(1, call), front=0, back=65536)
+        late = replace(post(1, call), input_buffer=0, result_buffer=65536)
         session.run(session.member.post(late, session.member.call(late), 3.0))
         session.tell(m.Slow(0, "later"))
         await trio.testing.wait_all_tasks_blocked(0.01)
@@ -243,7 +243,7 @@ async def test_a_client_that_writes_between_two_looks_at_its_input_is_told_to_th
     session, told, _ = session_with(Engine(), client)
     if not at_once:
         monkeypatch.setattr("wancoll.peer.session._LOOK_AT_ONCE", 0)
-    call = replace(post(1, data(count=1000)), front=0, back=65536)
+    call = replace(post(1, data(count=1000)), input_buffer=0, result_buffer=65536)
     async with trio.open_nursery() as nursery:
         monkeypatch.setattr(session._daemon, "soon", nursery.start_soon, raising=False)
         session.run(session.member.post(call, session.member.call(call), 1.0))
@@ -268,7 +268,7 @@ async def test_what_changes_after_the_end_is_the_clients_own_affair(
     """A look in a thread may end when the client knows the outcome, and has its tensor back."""
     session, told, _ = session_with(Engine(), client)
     monkeypatch.setattr("wancoll.peer.session._LOOK_AT_ONCE", 0)
-    call = replace(post(1, data(count=1000)), front=0, back=65536)
+    call = replace(post(1, data(count=1000)), input_buffer=0, result_buffer=65536)
     async with trio.open_nursery() as nursery:
         monkeypatch.setattr(session._daemon, "soon", nursery.start_soon, raising=False)
         session.run(session.member.post(call, session.member.call(call), 1.0))
@@ -288,7 +288,7 @@ def test_zeros_that_are_only_read_take_no_memory() -> None:
 
     nbytes = 32 << 20
     zeros = Cover(nbytes, 4096)
-    before, buffer = taken(), ffi.buffer(ffi.cast("char *", zeros.front), nbytes)
+    before, buffer = taken(), ffi.buffer(ffi.cast("char *", zeros.input_buffer), nbytes)
     assert {buffer[i] for i in range(0, nbytes, mmap.PAGESIZE)} == {b"\0"}
     assert taken() - before < 4 << 10
 

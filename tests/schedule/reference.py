@@ -36,7 +36,7 @@ def execute(
     op: ReduceOp,
     *,
     codec: Codec = Codec.none,
-    back_bytes: Sequence[int] | None = None,
+    result_bytes: Sequence[int] | None = None,
     noise: Sequence[tuple[int, int]] | None = None,
     order: int | None = None,
     cut: int = 0,
@@ -46,7 +46,7 @@ def execute(
 
     Args:
         schedules: one for each rank.
-        inputs: each rank's front: a one-dimensional array of dtype storage(dtype). They are not changed.
+        inputs: each rank's input: a one-dimensional array of dtype storage(dtype). They are not changed.
         dtype: what the elements are.
         op: the reduce op.
         codec: of what the schedules encode.
@@ -64,7 +64,7 @@ def execute(
             others than its bounds read last, bytes can be received before what bounds them, or a result is not written
             exactly once.
     """
-    sizes = [front.nbytes for front in inputs] if back_bytes is None else back_bytes
+    sizes = [input_buffer.nbytes for input_buffer in inputs] if result_bytes is None else result_bytes
     run = _Run(schedules, inputs, dtype, op, codec, sizes, noise, cut, lanes)
     return run.results(order)
 
@@ -120,7 +120,7 @@ class _Run:
         dtype: DType,
         op: ReduceOp,
         codec: Codec,
-        back_bytes: Sequence[int],
+        result_bytes: Sequence[int],
         noise: Sequence[tuple[int, int]] | None,
         cut: int,
         lanes: int,
@@ -128,10 +128,10 @@ class _Run:
         self._dtype, self._op, self._codec, self._noise = dtype, op, codec, noise
         self._coding = Coding.of(codec, dtype)
         self._world_size = len(schedules)
-        self._fronts = [np.ascontiguousarray(front).view(np.uint8) for front in inputs]
+        self._input_buffers = [np.ascontiguousarray(input_buffer).view(np.uint8) for input_buffer in inputs]
         self._memory = [
-            {Buffer.back: _Memory(size), Buffer.scratch: _Memory(schedule.scratch)}
-            for size, schedule in zip(back_bytes, schedules, strict=True)
+            {Buffer.result: _Memory(size), Buffer.scratch: _Memory(schedule.scratch)}
+            for size, schedule in zip(result_bytes, schedules, strict=True)
         ]
         self._parts = self._graph(schedules, cut, lanes)
 
@@ -154,10 +154,10 @@ class _Run:
             stuck = next(part for part in self._parts if part.waits)
             raise ValueError(f"schedules do not fit together: steps wait for each other, the first is {stuck}")
         for rank, memory in enumerate(self._memory):
-            missing = np.flatnonzero(~memory[Buffer.back].final)
+            missing = np.flatnonzero(~memory[Buffer.result].final)
             if missing.size:
                 raise ValueError(f"rank {rank} never gets {missing.size} bytes of its result, from {missing[0]} on")
-        return [self._elements(memory[Buffer.back].data) for memory in self._memory]
+        return [self._elements(memory[Buffer.result].data) for memory in self._memory]
 
     def _keys(self, seed: int | None) -> Sequence[float]:
         """One for each part, lower ones go first. Some ranks and some kinds of steps are far slower than others."""
@@ -259,8 +259,8 @@ class _Run:
     def _read(self, part: _Part, place: Place | None) -> Array:
         assert place is not None
         where = self._range(part, place)
-        memory = None if place.buffer is Buffer.front else self._memory[part.rank][place.buffer]
-        data = (self._fronts[part.rank] if memory is None else memory.data)[where]
+        memory = None if place.buffer is Buffer.input else self._memory[part.rank][place.buffer]
+        data = (self._input_buffers[part.rank] if memory is None else memory.data)[where]
         if data.size != where.stop - where.start:
             raise ValueError(f"{part} reads beyond the end of {place.buffer.name}")
         if memory is not None:
@@ -274,7 +274,7 @@ class _Run:
     def _write(self, part: _Part, data: Array) -> None:
         place = part.step.to
         assert place is not None
-        if place.buffer is Buffer.front:
+        if place.buffer is Buffer.input:
             raise ValueError(f"{part} writes the caller's bytes")
         memory, where = self._memory[part.rank][place.buffer], self._range(part, place)
         if where.stop > memory.data.size:

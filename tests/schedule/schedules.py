@@ -51,7 +51,7 @@ def numbers(dtype: DType, op: ReduceOp, count: int, rng: np.random.Generator) ->
 
 
 def inputs_of(descriptor: Descriptor, world_size: int, seed: int, blocks: Sequence[int] = ()) -> list[np.ndarray]:
-    """Every rank's front; empty where it has none."""
+    """Every rank's input; empty where it has none."""
     rng = np.random.default_rng(seed)
     sizes = [choose.sizes(descriptor, rank, world_size, blocks)[0] for rank in range(world_size)]
     return [numbers(descriptor.dtype, descriptor.op, size // descriptor.dtype.itemsize, rng) for size in sizes]
@@ -74,7 +74,7 @@ def run(
         descriptor.dtype,
         descriptor.op,
         codec=descriptor.codec,
-        back_bytes=[choose.sizes(descriptor, rank, world_size, blocks)[1] for rank in range(world_size)],
+        result_bytes=[choose.sizes(descriptor, rank, world_size, blocks)[1] for rank in range(world_size)],
         **how,
     )
     assert [array.tobytes() for array in kept] == [array.tobytes() for array in inputs]

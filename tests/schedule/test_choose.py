@@ -164,13 +164,13 @@ def test_schedules_stay_within_their_sizes():
         for n in (1, 2, 5, 8):
             descriptor = call(kind, 33, n)
             for rank, schedule in enumerate(everyone(descriptor, algorithm, n)):
-                ends = {Buffer.front: 0, Buffer.back: 0, Buffer.scratch: 0}
+                ends = {Buffer.input: 0, Buffer.result: 0, Buffer.scratch: 0}
                 for step in schedule.steps:
                     for place in (step.to, step.left, step.right):
                         if place is not None:
                             ends[place.buffer] = max(ends[place.buffer], place.offset + step.length)
-                front, back = sizes(descriptor, rank, n)
-                assert ends[Buffer.front] in (front, 0) or kind is not Kind.all_reduce
-                assert ends[Buffer.front] <= front
-                assert ends[Buffer.back] == back
+                input_buffer, result_buffer = sizes(descriptor, rank, n)
+                assert ends[Buffer.input] in (input_buffer, 0) or kind is not Kind.all_reduce
+                assert ends[Buffer.input] <= input_buffer
+                assert ends[Buffer.result] == result_buffer
                 assert ends[Buffer.scratch] <= schedule.scratch

@@ -9,7 +9,7 @@ import xxhash
 from tests.schedule import numbers, reference
 from tests.schedule.schedules import call, everyone
 from wancoll.collective import Codec, Descriptor, DType, Kind, ReduceOp
-from wancoll.schedule.build import Builder, Coding, back
+from wancoll.schedule.build import Builder, Coding, result_at
 from wancoll.schedule.steps import Action, Buffer, Direction, Place, Schedule, Step
 
 
@@ -144,9 +144,10 @@ def test_a_bound_of_another_range():
 
 
 def hasty():
-    """Rank 0 collects at offset 0 of back what it passes on, and does not wait for that before it receives more."""
+    """Rank 0 collects at the start of the result what it passes on, and does not wait for that before it receives
+    more."""
     one, other = Builder(0, 2), Builder(1, 2)
-    value = one.recv_reduced(1, one.mine(0, 40), to=back(0))
+    value = one.recv_reduced(1, one.mine(0, 40), to=result_at(0))
     one.send(1, value)
     one.recv(1, 0, 40, result=0)
     other.send(0, other.mine(0, 40))
@@ -179,22 +180,22 @@ def local(action, to, left, right=None, after=(), result=False, length=40):
     return Step(Direction.local, action, 0, length, to=to, left=left, right=right, after=after, result=result)
 
 
-FRONT, BACK, SCRATCH = (Place(buffer, 0) for buffer in Buffer)
+INPUT, RESULT, SCRATCH = (Place(buffer, 0) for buffer in Buffer)
 
 
 @pytest.mark.parametrize(
     ("steps", "message"),
     [
         ([], "never gets 40 bytes of its result, from 0 on"),
-        ([local(Action.copy, BACK, FRONT, result=True, length=36)], "never gets 4 bytes of its result, from 36 on"),
-        ([local(Action.copy, BACK, FRONT)], "never gets 40 bytes"),
-        ([local(Action.copy, BACK, FRONT, result=True)] * 2, "writes over a result"),
-        ([local(Action.copy, BACK, SCRATCH, result=True)], "what step -1 wrote"),
-        ([local(Action.reduce, BACK, FRONT, SCRATCH, result=True)], "what step -1 wrote"),
-        ([local(Action.copy, FRONT, FRONT)], "writes the caller's bytes"),
-        ([local(Action.copy, Place(Buffer.back, 4), FRONT)], "writes beyond the end of back"),
-        ([local(Action.copy, BACK, Place(Buffer.front, 4))], "reads beyond the end of front"),
-        ([local(Action.encode, Place(Buffer.scratch, 60, True), FRONT)], "writes beyond the end of scratch"),
+        ([local(Action.copy, RESULT, INPUT, result=True, length=36)], "never gets 4 bytes of its result, from 36 on"),
+        ([local(Action.copy, RESULT, INPUT)], "never gets 40 bytes"),
+        ([local(Action.copy, RESULT, INPUT, result=True)] * 2, "writes over a result"),
+        ([local(Action.copy, RESULT, SCRATCH, result=True)], "what step -1 wrote"),
+        ([local(Action.reduce, RESULT, INPUT, SCRATCH, result=True)], "what step -1 wrote"),
+        ([local(Action.copy, INPUT, INPUT)], "writes the caller's bytes"),
+        ([local(Action.copy, Place(Buffer.result, 4), INPUT)], "writes beyond the end of result"),
+        ([local(Action.copy, RESULT, Place(Buffer.input, 4))], "reads beyond the end of input"),
+        ([local(Action.encode, Place(Buffer.scratch, 60, True), INPUT)], "writes beyond the end of scratch"),
     ],
 )
 def test_memory_is_watched(steps, message):
@@ -205,17 +206,17 @@ def test_memory_is_watched(steps, message):
 def test_the_executor_runs_every_action_on_one_rank():
     coded = Place(Buffer.scratch, 0, True)
     steps = [
-        local(Action.encode, coded, FRONT),
-        local(Action.reduce, BACK, FRONT, coded, after=(0,)),
+        local(Action.encode, coded, INPUT),
+        local(Action.reduce, RESULT, INPUT, coded, after=(0,)),
         local(Action.decode, Place(Buffer.scratch, 64), coded, after=(0,)),
-        local(Action.final, BACK, BACK, Place(Buffer.scratch, 64), after=(1, 2), result=True),
+        local(Action.final, RESULT, RESULT, Place(Buffer.scratch, 64), after=(1, 2), result=True),
     ]
     (result,) = execute(only(*steps, scratch=128), codec=Codec.bf16)
     assert result.tolist() == [3.0 * i for i in range(10)]
 
 
 def test_an_encoded_range_begins_at_a_block():
-    step = Step(Direction.local, Action.encode, 4, 36, to=Place(Buffer.scratch, 0, True), left=FRONT)
+    step = Step(Direction.local, Action.encode, 4, 36, to=Place(Buffer.scratch, 0, True), left=INPUT)
     with pytest.raises(ValueError, match="does not begin at a block"):
         execute(only(step, scratch=256), codec=Codec.int8)
 

@@ -113,13 +113,13 @@ def test_actions_and_places_fit_directions(kind, algorithm, large):
                 assert (step.right is not None) == (reduces and step.direction is Direction.local)
                 assert step.left is not None or (step.direction is Direction.recv and not reduces)
                 if step.direction is Direction.recv and reduces:
-                    assert step.left.buffer is Buffer.front  # the engine reduces as bytes come in
+                    assert step.left.buffer is Buffer.input  # the engine reduces as bytes come in
                 places = [place for place in (step.to, step.left, step.right) if place is not None]
                 assert all(place.buffer is Buffer.scratch for place in places if place.encoded)
-                assert step.to is None or step.to.buffer is not Buffer.front
+                assert step.to is None or step.to.buffer is not Buffer.input
                 if step.to is not None and step.action is not Action.copy:
                     assert step.to.encoded == (step.action is Action.encode)
-                assert not step.result or step.to.buffer is Buffer.back
+                assert not step.result or step.to.buffer is Buffer.result
                 assert not step.measured or step.action is Action.encode
 
 

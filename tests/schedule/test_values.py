@@ -308,16 +308,21 @@ def test_uneven_blocks(kind, algorithm):
     [(kind, name) for kind, name in PAIRS if kind in (Kind.reduce_scatter, Kind.scatter, Kind.all_to_all)],
 )
 def test_blocks_of_lost_ranks_are_left_out(kind, algorithm):
-    """Five ranks called, the second and the last are lost: front still has their blocks."""
+    """Five ranks called, the second and the last are lost: the input still has their blocks."""
     left, count = (0, 2, 3), 11
     blocks = [rank * count for rank in left]
     descriptor = Descriptor(kind, count=count, root=1 if kind is Kind.scatter else -1)
     rng = np.random.default_rng(3)
-    fronts = [rng.normal(size=5 * count).astype(np.float32) for _ in left]
+    input_buffers = [rng.normal(size=5 * count).astype(np.float32) for _ in left]
     if kind is Kind.scatter:
-        fronts = [front if rank == 1 else front[:0] for rank, front in enumerate(fronts)]
-    without = [np.concatenate([front[b : b + count] for b in blocks]) if front.size else front for front in fronts]
-    got = run(descriptor, algorithm, 3, fronts, blocks=blocks)
+        input_buffers = [
+            input_buffer if rank == 1 else input_buffer[:0] for rank, input_buffer in enumerate(input_buffers)
+        ]
+    without = [
+        np.concatenate([input_buffer[b : b + count] for b in blocks]) if input_buffer.size else input_buffer
+        for input_buffer in input_buffers
+    ]
+    got = run(descriptor, algorithm, 3, input_buffers, blocks=blocks)
     for result, wanted in zip(got, expected_results(descriptor, algorithm, without, 3), strict=True):
         assert same_bits(result, wanted)
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from tests.sim.daemon import Daemon, Session
 from wancoll.client.work import cut_off
 from wancoll.collective import ROOTED, Descriptor, DType, Kind, ReduceOp
-from wancoll.schedule.choose import BLOCKS_IN_FRONT
+from wancoll.schedule.choose import BLOCKS_IN_INPUT
 from wancoll.wire import messages as m
 
 if TYPE_CHECKING:
@@ -44,9 +44,9 @@ class Called:
     seq: int
     what: Descriptor
     root: str
-    front: list[int]
-    before: tuple[int, ...]  # front as it was
-    back: list[int]
+    input_buffer: list[int]
+    before: tuple[int, ...]  # the input as it was
+    result_buffer: list[int]
     at: float
     other: str = ""
     tag: int = 0
@@ -171,26 +171,26 @@ class Client:
             told = replace(what, root=self.members.index(root))
         elif what.counts:
             told = replace(what, count=0, counts=tuple(block(what, index_of(name)) for name in self.members))
-        if what.kind in BLOCKS_IN_FRONT:
+        if what.kind in BLOCKS_IN_INPUT:
             targets = [index_of(name) for name in self.members]
-            front = [value(self.index, seq, place, one) for one in targets for place in range(block(what, one))]
+            input_buffer = [value(self.index, seq, place, one) for one in targets for place in range(block(what, one))]
         else:
-            front = [value(self.index, seq, place) for place in range(block(what, self.index))]
-        self._post(Called(seq, what, root, front, tuple(front), [], self.world.clock.now), -1, told)
+            input_buffer = [value(self.index, seq, place) for place in range(block(what, self.index))]
+        self._post(Called(seq, what, root, input_buffer, tuple(input_buffer), [], self.world.clock.now), -1, told)
 
     def exchange(self, other: str, tag: int, *, sends: bool, count: int) -> None:
         """Call send to *other*, or recv from it."""
         kind = Kind.send if sends else Kind.recv
-        front = [value(self.index, tag, place) for place in range(count)] if sends else []
+        input_buffer = [value(self.index, tag, place) for place in range(count)] if sends else []
         what = Descriptor(kind, DType.int64, count=count)
-        called = Called(0, what, "", front, tuple(front), [], self.world.clock.now, other, tag)
+        called = Called(0, what, "", input_buffer, tuple(input_buffer), [], self.world.clock.now, other, tag)
         self._post(called, self.members.index(other))
 
     def _post(self, called: Called, peer: int, told: Descriptor | None = None) -> None:
         self._calls += 1
         self.open[self._calls] = called
         self.world.judge.calls(self, called)
-        self.session.arena[self._calls] = called.front, called.back
+        self.session.arena[self._calls] = called.input_buffer, called.result_buffer
         called.posted = told or called.what
         self._outbox.append(m.Post(self._calls, called.posted, 0, 0, self.epoch, peer, called.tag))
         self.world.clock.after(self.world.local_delay(), self._send)

@@ -372,7 +372,7 @@ class Session:
         first = daemon.next_engine_id()
         self.member = core.Member(self.world.group, client.name, start_world, min_world, first, daemon.limits)
         self.links = daemon.links.member(self._links_say)
-        self.arena: dict[int, tuple[list[int], list[int]]] = {}  # by the client's number: front, back
+        self.arena: dict[int, tuple[list[int], list[int]]] = {}  # by the client's number: input, result
         self._needed: dict[int, set[int]] = {}  # by channel: members to whom this epoch's links are
         self._in_engine: set[int] = set()
         self._hushed = False
@@ -399,9 +399,9 @@ class Session:
             self.daemon.stop_unheard()
             call = self.member.call(message)
             self._taken = message.id
-            front, back = self.arena[message.id]
-            assert len(front) * ITEM >= call.front_bytes
-            back[:] = [-1] * (call.back_bytes // ITEM)
+            input_buffer, result_buffer = self.arena[message.id]
+            assert len(input_buffer) * ITEM >= call.input_bytes
+            result_buffer[:] = [-1] * (call.result_bytes // ITEM)
             self.run(self.member.post(message, call, self.daemon.clock.now))
 
     @property
@@ -466,21 +466,21 @@ class Session:
         self.world.judge.begins(self.member, op.seq)
         if op.covers:
             self.world.judge.covers(self.member.name, op.seq, op.call.posted.grace)
-            op.memory = op.memory or ([0] * (meaning.front_bytes // ITEM), [])
-        front, back = op.memory if op.covers else self.arena[op.client_id]
+            op.memory = op.memory or ([0] * (meaning.input_bytes // ITEM), [])
+        input_buffer, result_buffer = op.memory if op.covers else self.arena[op.client_id]
         channel = links.P2P if op.p2p else links.COLLECTIVES
         head = (op.engine_id, self.links.stamp(channel), op.seq, meaning.fingerprint, meaning.schedule)
         if beside:
-            back = [-1] * (meaning.back_bytes // ITEM)
+            result_buffer = [-1] * (meaning.result_bytes // ITEM)
         else:
-            back[:] = [-1] * (meaning.back_bytes // ITEM)
+            result_buffer[:] = [-1] * (meaning.result_bytes // ITEM)
         digests = op.kind not in DATALESS and op.kind is not Kind.send
         numbers = self.links.numbers(channel)
         hearers: tuple[int, ...] = ()
         if op.engine_id % _PLAIN and not beside and not self._hushed:
             hearers = tuple(self.links.links[mid, links.COLLECTIVES].number for mid in op.hearers)
         said = (op.note, hearers) if hearers else (b"", ())
-        self.daemon.engine.post(*head, numbers, front, back, digests, op.kind in SAME_RESULT, *said)
+        self.daemon.engine.post(*head, numbers, input_buffer, result_buffer, digests, op.kind in SAME_RESULT, *said)
 
     def hush(self) -> None:
         """The engine says no note of this member any more, nor of what begins before unhush()."""

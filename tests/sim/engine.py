@@ -47,8 +47,8 @@ class Work:
     fingerprint: int
     schedule: Schedule
     links: dict[int, EngineLink]  # by rank
-    front: list[int]
-    back: list[int]
+    input_buffer: list[int]
+    result_buffer: list[int]
     scratch: list[int]
     done: list[bool]
     left: int
@@ -153,8 +153,8 @@ class Engine:
         fingerprint: int,
         schedule: Schedule,
         links: dict[int, int],
-        front: list[int],
-        back: list[int],
+        input_buffer: list[int],
+        result_buffer: list[int],
         digests: bool,
         compared: bool,
         note: bytes = b"",
@@ -165,7 +165,18 @@ class Engine:
         ends = {rank: self.links[link] for rank, link in links.items()}
         scratch = [-1] * (schedule.scratch // ITEM)
         head = (number, epoch, seq, fingerprint, schedule, ends)
-        work = Work(*head, front, back, scratch, [False] * len(steps), len(steps), digests, compared, note, hearers)
+        work = Work(
+            *head,
+            input_buffer,
+            result_buffer,
+            scratch,
+            [False] * len(steps),
+            len(steps),
+            digests,
+            compared,
+            note,
+            hearers,
+        )
         self.works[number] = work
         used = {}
         for index, step in enumerate(steps):
@@ -215,11 +226,11 @@ class Engine:
 
     def _settle(self, work: Work) -> None:
         del self.works[work.id]
-        if self.flip and work.back and work.compared and work.links:
+        if self.flip and work.result_buffer and work.compared and work.links:
             self.flip -= 1
             self.flipped[work.id] = work.epoch >> ROUND_BITS, work.seq
-            work.back[0] ^= work.id + crc32(self._process.host.encode())  # no two members' alike
-        digest = crc32(repr(work.back).encode()) if work.digests else 0
+            work.result_buffer[0] ^= work.id + crc32(self._process.host.encode())  # no two members' alike
+        digest = crc32(repr(work.result_buffer).encode()) if work.digests else 0
         told = bool(work.note)
         self._event(lambda: self._on_done(work.id, digest, work.sent, told))
         if told:
@@ -320,7 +331,7 @@ class Engine:
 
 
 def _memory(work: Work, place: Place) -> list[int]:
-    return (work.front, work.back, work.scratch)[place.buffer]
+    return (work.input_buffer, work.result_buffer, work.scratch)[place.buffer]
 
 
 def _read(work: Work, place: Place | None, step: Step) -> list[int]:
@@ -334,7 +345,7 @@ def _read(work: Work, place: Place | None, step: Step) -> list[int]:
 def _write(work: Work, step: Step, values: list[Any]) -> None:
     place = step.to
     assert place is not None
-    assert place.buffer is not Buffer.front, "the caller's bytes are not written"
+    assert place.buffer is not Buffer.input, "the caller's bytes are not written"
     begin = place.offset // ITEM
     memory = _memory(work, place)
     assert begin + len(values) <= len(memory), f"{step} writes beyond the end"

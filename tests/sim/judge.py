@@ -267,8 +267,8 @@ class Judge:
 
     def ends(self, client: Client, called: Called, message: m.Result | m.Failure) -> None:
         """A call has ended; the only time that it does."""
-        if not (tuple(called.front) == called.before):
-            raise Violation(f"{client.name}: front of op {called.seq} was written")
+        if not (tuple(called.input_buffer) == called.before):
+            raise Violation(f"{client.name}: the input of op {called.seq} was written")
         if not called.seq:
             self._exchange_ends(client, called, message)
         elif isinstance(message, m.Result):
@@ -298,9 +298,9 @@ class Judge:
             return  # corrupted unseen, and nobody is left whose digest differs: "What does not hold yet"
         names_in = self._counted(name, called, result, names)
         want = self._expected(called.what, called.root, seq, name, names_in)
-        if called.back != want:
-            raise Violation(f"{name}: op {seq} over {names} is {called.back}, expected {want}")
-        same = tuple(called.back) if called.what.kind in SAME_RESULT else ()
+        if called.result_buffer != want:
+            raise Violation(f"{name}: op {seq} over {names} is {called.result_buffer}, expected {want}")
+        same = tuple(called.result_buffer) if called.what.kind in SAME_RESULT else ()
         outcome = (names, result.epoch, same)
         known = self.outcomes.setdefault((life, seq), outcome)
         if known != outcome:
@@ -326,9 +326,9 @@ class Judge:
         seq = called.seq
         if not result.counted and (name, seq) not in self._covered:
             raise Violation(f"{name} is told that op {seq} does not count it, and its daemon took no part for it")
-        if called.what.kind is not Kind.all_reduce or not called.back:
+        if called.what.kind is not Kind.all_reduce or not called.result_buffer:
             return names
-        held = tuple(one for one in names if called.back[0] // 10 ** index_of(one) % 10)
+        held = tuple(one for one in names if called.result_buffer[0] // 10 ** index_of(one) % 10)
         if (name in held) != result.counted:
             raise Violation(f"{name} is told counted={result.counted} of op {seq}, which holds {held}")
         for one in names:
@@ -425,8 +425,8 @@ class Judge:
         if not (name not in told):
             raise Violation(f"{name}: exchange {key} ends twice")
         told[name] = how
-        if isinstance(message, m.Result) and not sends and tuple(called.back) != self.sent[key]:
-            raise Violation(f"exchange {key}: {called.back}, sent was {self.sent[key]}")
+        if isinstance(message, m.Result) and not sends and tuple(called.result_buffer) != self.sent[key]:
+            raise Violation(f"exchange {key}: {called.result_buffer}, sent was {self.sent[key]}")
         definite = {other: error for other, error in told.items() if error in DEFINITE}
         if not (not definite or "" not in told.values()):
             raise Violation(f"exchange {key} ends in {told}")

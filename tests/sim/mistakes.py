@@ -529,8 +529,8 @@ def again_from_the_result() -> Iterator[None]:
 
     def cancel(self: Engine, number: int) -> None:
         work = self.works.get(number)
-        if work is not None and len(work.front) == len(work.back):
-            work.front[:] = work.back
+        if work is not None and len(work.input_buffer) == len(work.result_buffer):
+            work.input_buffer[:] = work.result_buffer
         real(self, number)
 
     with patch.object(Engine, "cancel", cancel):

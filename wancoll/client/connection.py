@@ -188,10 +188,10 @@ class Connection:
 
     def _send(self, work: Work) -> bool:
         number, placement = self._last_id + 1, work.placement
-        front, back = (placement.front, placement.back) if placement is not None else (0, 0)
+        offsets = (placement.input_buffer, placement.result_buffer) if placement is not None else (0, 0)
         filled, shown = (placement.filled, placement.shown) if placement is not None else (-1, -1)
         call = work.descriptor
-        data = encode(m.Post(number, call, front, back, work.epoch, work.peer, work.tag, filled, work.ahead, shown))
+        data = encode(m.Post(number, call, *offsets, work.epoch, work.peer, work.tag, filled, work.ahead, shown))
         sent: list[int] = []
         work.id = number
         work.posted_at = time.monotonic()

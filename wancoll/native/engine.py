@@ -115,8 +115,8 @@ def prepare(
     *,
     dtype: DType,
     op: ReduceOp,
-    front_bytes: int,
-    back_bytes: int,
+    input_bytes: int,
+    result_bytes: int,
     world_size: int,
     lanes: int,
     tracks: int = 1,
@@ -134,7 +134,7 @@ def prepare(
     for index, step in enumerate(schedule.steps):
         _translate(step, steps[index], links)
     prepared = ffi.new("wc_op *")
-    prepared.bytes = (front_bytes, back_bytes, schedule.scratch)
+    prepared.bytes = (input_bytes, result_bytes, schedule.scratch)
     prepared.dtype, prepared.op, prepared.codec, prepared.stochastic = int(dtype), int(op), int(codec), int(stochastic)
     prepared.divisor, prepared.lanes, prepared.tracks = world_size, lanes, tracks
     prepared.stripe, prepared.no_turns = stripe, int(not turns)
@@ -253,8 +253,8 @@ class Engine:
         epoch: int,
         seq: int,
         fingerprint: int,
-        front_address: int,
-        back_address: int,
+        input_address: int,
+        result_address: int,
         noise: tuple[int, int] = (0, 0),
         *,
         filled_address: int = 0,
@@ -276,8 +276,8 @@ class Engine:
         op.seq = seq
         op.fingerprint = fingerprint
         op.noise = noise
-        op.front = ffi.cast("void *", front_address)
-        op.back = ffi.cast("void *", back_address)
+        op.input = ffi.cast("void *", input_address)
+        op.result = ffi.cast("void *", result_address)
         op.filled = ffi.cast("uint8_t *", filled_address)
         op.shown = ffi.cast("uint32_t *", shown_address)
         op.attempt = attempt

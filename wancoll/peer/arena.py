@@ -88,13 +88,13 @@ class Cover:
         back_bytes: of the result.
     """
 
-    def __init__(self, front_bytes: int, back_bytes: int) -> None:
-        back_at = -(-front_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    def __init__(self, input_bytes: int, result_bytes: int) -> None:
+        result_at = -(-input_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         # private: zeros that are only read are all one page
-        self._map = mmap.mmap(-1, max(1, back_at + back_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._map = mmap.mmap(-1, max(1, result_at + result_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         with ffi.from_buffer(self._map, require_writable=True) as view:
-            self.front = int(ffi.cast("uintptr_t", view))
-        self.back, self._nbytes = self.front + back_at, back_bytes
+            self.input_buffer = int(ffi.cast("uintptr_t", view))
+        self.result_buffer, self._nbytes = self.input_buffer + result_at, result_bytes
 
     def __del__(self) -> None:
         # Giving back GiB takes long, and what refers to this last does so in the event loop.
@@ -107,7 +107,7 @@ class Cover:
             yield partial(self._copy, address + at, at)
 
     def _copy(self, address: int, at: int) -> None:
-        lib.wc_pages_copy(address, self.back + at, min(_PIECE, self._nbytes - at))
+        lib.wc_pages_copy(address, self.result_buffer + at, min(_PIECE, self._nbytes - at))
 
 
 def default_arena_bytes() -> int:

@@ -324,11 +324,11 @@ class Session:
 
     def _check_regions(self, post: m.Post, call: Call) -> None:
         """Refuse what does not lie in the arena, or not apart: the engine reads and writes there."""
-        regions = [("front", post.front, call.front_bytes), ("back", post.back, call.back_bytes)]
+        regions = [("input", post.input_buffer, call.input_bytes), ("result", post.result_buffer, call.result_bytes)]
         if post.filled >= 0:
-            regions.append(("filled", post.filled, blocks(call.front_bytes)))
+            regions.append(("filled", post.filled, blocks(call.input_bytes)))
         if post.shown >= 0:
-            regions.append(("shown", post.shown, WORD * blocks(call.back_bytes)))
+            regions.append(("shown", post.shown, WORD * blocks(call.result_bytes)))
         what, expected, got = self._misplaced([region for region in regions if region[2]])
         if what:
             raise ProtocolError(what, who=f"{self.member.name}, {call.posted}", expected=expected, got=got)
@@ -358,7 +358,7 @@ class Session:
     async def _hand_over(self) -> None:
         """Task: copy results of ops that this daemon took part in to where the client wants them, then tell it.
 
-        Not in the event loop: they may be GiB. Until it is told, the client uses neither front nor back.
+        Not in the event loop: they may be GiB. Until it is told, the client uses neither the input nor the result.
         """
         try:
             with self.alone("what its daemon took part in"):
@@ -366,7 +366,7 @@ class Session:
                     first = self._behind[0]
                     if isinstance(first, Op):
                         assert isinstance(first.memory, Cover)
-                        for copy in first.memory.pieces(self.arena.address + first.back):
+                        for copy in first.memory.pieces(self.arena.address + first.result_buffer):
                             await trio.to_thread.run_sync(copy)
                     else:
                         self._stream.send(encode(first))
@@ -455,24 +455,29 @@ class Session:
         assert meaning is not None
         assert seat is not None
         channel = links.P2P if op.p2p else links.COLLECTIVES
-        front, back, rounding = base + op.front, base + op.back, noise(meaning.descriptor, op.seq, seat.mid)
+        input_buffer, result_buffer, rounding = (
+            base + op.input_buffer,
+            base + op.result_buffer,
+            noise(meaning.descriptor, op.seq, seat.mid),
+        )
         try:
             if op.covers:
                 if op.memory is None:
-                    op.memory = Cover(meaning.front_bytes, meaning.back_bytes)
+                    op.memory = Cover(meaning.input_bytes, meaning.result_bytes)
                 assert isinstance(op.memory, Cover)
-                front, back = op.memory.front, op.memory.back
+                input_buffer, result_buffer = op.memory.input_buffer, op.memory.result_buffer
             if beside:
-                op.beside = op.beside or Cover(0, meaning.back_bytes)
+                op.beside = op.beside or Cover(0, meaning.result_bytes)
                 assert isinstance(op.beside, Cover)
-                back = op.beside.back
-            if op.attempts > 1 and not op.covers and meaning.front_bytes and not self._may_write(op):
-                self._look(op, front, meaning.front_bytes)
+                result_buffer = op.beside.result_buffer
+            if op.attempts > 1 and not op.covers and meaning.input_bytes and not self._may_write(op):
+                self._look(op, input_buffer, meaning.input_bytes)
             prepared = self._prepared.get(meaning) or self._prepare(meaning, seat, channel)
-            filled = base + op.filled if op.filled >= 0 and op.call.front_bytes else 0
+            filled = base + op.filled if op.filled >= 0 and op.call.input_bytes else 0
             shown = base + op.shown if op.shown >= 0 and not beside else 0
             self._daemon.engine.post(
-                prepared, op.engine_id, self.links.stamp(channel), op.seq, meaning.fingerprint, front, back, rounding,
+                prepared, op.engine_id, self.links.stamp(channel), op.seq, meaning.fingerprint,
+                input_buffer, result_buffer, rounding,
                 filled_address=filled, shown_address=shown, attempt=op.attempts,
                 note=op.note, note_digest=DIGEST_AT if op.kind in SAME_RESULT else 0,
                 hearers=None if beside else self._who_hear(op),
@@ -551,7 +556,7 @@ class Session:
             call, posted = op.call, op.call.posted
             codec = wire_codec(posted.codec, posted.bounded, message.algorithm)
             operations.committed(
-                group, op.kind, codec, max(call.front_bytes, call.back_bytes), len(message.contributors),
+                group, op.kind, codec, max(call.input_bytes, call.result_bytes), len(message.contributors),
                 message.algorithm, message.seconds, message.attempts, message.bytes_sent, message.bytes_saved, op.tag,
             )  # fmt: skip
             return
@@ -619,7 +624,7 @@ class Session:
                 self.run(self.member.input_there(op))
 
     def _has_gaps(self, op: Op) -> bool:
-        return self.arena.has_zeros(op.filled, blocks(op.call.front_bytes))
+        return self.arena.has_zeros(op.filled, blocks(op.call.input_bytes))
 
     @property
     def called(self) -> int:
@@ -638,8 +643,8 @@ class Session:
             self.links.numbers(channel),
             dtype=call.dtype,
             op=call.op,
-            front_bytes=meaning.front_bytes,
-            back_bytes=meaning.back_bytes,
+            input_bytes=meaning.input_bytes,
+            result_bytes=meaning.result_bytes,
             world_size=len(seat.world.mids),
             lanes=plan.lanes,
             tracks=plan.tracks,

@@ -62,9 +62,9 @@ class Value(NamedTuple):
     coded_after: int = -1  # the step that puts them there
 
 
-def back(offset: int) -> Place:
+def result_at(offset: int) -> Place:
     """Where the bytes at *offset* of the result are."""
-    return Place(Buffer.back, offset)
+    return Place(Buffer.result, offset)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Shape:
     itemsize: int  # bytes of an element
     root: int  # a rank, where there is one
     lengths: Sequence[int]  # bytes of every rank's block
-    starts: Sequence[int]  # where every rank's block begins in front (of scatter: in the root's), bytes
+    starts: Sequence[int]  # where every rank's block begins in the input (of scatter: in the root's), bytes
     sites: Sequence[str]  # label of every rank's site; "" is a site of its own
 
     @property
@@ -113,8 +113,8 @@ class Builder:
         return self.rightwards[::-1]
 
     def mine(self, start: int, length: int, at: int | None = None) -> Value:
-        """The caller's own bytes, at offset *at* of front (*start* unless given)."""
-        return Value(start, length, Place(Buffer.front, start if at is None else at))
+        """The caller's own bytes, at offset *at* of the input (*start* unless given)."""
+        return Value(start, length, Place(Buffer.input, start if at is None else at))
 
     def send(self, peer: int, value: Value, *, raw: bool = False) -> Value:
         """Send *value* to rank *peer*; the one returned knows its encoded form, for the next send of it.
@@ -146,22 +146,22 @@ class Builder:
     ) -> Value:
         """Receive bytes [start, start + length) of the whole, as in Step, from rank *peer*.
 
-        With *result* they are the result's final bytes and belong at this offset of back. Else, where they are not
-        encoded, they go *to* a place; None: new scratch.
+        With *result* they are final and belong at this offset of the result. Else, where they are not encoded, they go
+        *to* a place; None: new scratch.
         """
         if not length:
-            return Value(start, 0, back(0))
+            return Value(start, 0, result_at(0))
         coded = self._coded(raw)
         if coded:
             to = self._coded_room(length)
         else:
-            to = back(result) if result is not None else to or self.room(length)
+            to = result_at(result) if result is not None else to or self.room(length)
         value = Value(start, length, None if coded else to, coded=to if coded else None)
         done = self._receive(peer, value, Action.copy, to=to, result=result is not None and not coded)
         if not coded:
             return value._replace(raw_after=done)
         value = value._replace(coded_after=done)
-        return value if result is None else self._decode(value, back(result), result=True)
+        return value if result is None else self._decode(value, result_at(result), result=True)
 
     def recv_reduced(
         self,
@@ -197,11 +197,11 @@ class Builder:
         number = self._sent[peer]
         self._sent[peer] += 1
         nothing = Value(0, 0, None)
-        self._add(Direction.send, Action.copy, nothing, peer=peer, number=number, left=Place(Buffer.front, 0))
+        self._add(Direction.send, Action.copy, nothing, peer=peer, number=number, left=Place(Buffer.input, 0))
 
     def recv_nothing(self, peer: int) -> None:
         """Receive an empty frame from rank *peer*."""
-        self._receive(peer, Value(0, 0, None), Action.copy, to=back(0))
+        self._receive(peer, Value(0, 0, None), Action.copy, to=result_at(0))
 
     def reduce_from(
         self,
@@ -269,10 +269,10 @@ class Builder:
         return self._adopt(value) if adopts else value
 
     def keep(self, value: Value, result: int) -> Value:
-        """Copy *value*, the caller's own or another one, to where it belongs in back, as a part of the result."""
+        """Copy *value*, the caller's own or another one, to where it belongs in the result, as a part of the result."""
         if not value.length:
             return value
-        to = back(result)
+        to = result_at(result)
         if value.raw is None:
             return self._decode(value, to, result=True)
         done = self._add(
@@ -363,7 +363,7 @@ class Builder:
         )
         done = len(self._steps) - 1
         for place in (left, right):
-            if place is not None and place.buffer is not Buffer.front:
+            if place is not None and place.buffer is not Buffer.input:
                 known = self._users.setdefault(place, {})
                 for bound in bounds:
                     known.pop(bound, None)

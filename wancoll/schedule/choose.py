@@ -59,9 +59,9 @@ BOUNDED = (*ENCODE_ONCE, "hierarchical")  # algorithms whose error does not grow
 MOST_PLANNED = 1 << 14  # messages that one rank may have where the caller leaves the choice to the plan
 _MOST_BUILT = 4  # schedules, to see which links they need
 
-# Where front has a block for every rank (of scatter: at the root).
-BLOCKS_IN_FRONT = frozenset({Kind.reduce_scatter, Kind.scatter, Kind.all_to_all})
-_BLOCKS = BLOCKS_IN_FRONT | {Kind.all_gather, Kind.gather}  # kinds whose tensors are made of blocks
+# Where the input has a block for every rank (of scatter: at the root).
+BLOCKS_IN_INPUT = frozenset({Kind.reduce_scatter, Kind.scatter, Kind.all_to_all})
+_BLOCKS = BLOCKS_IN_INPUT | {Kind.all_gather, Kind.gather}  # kinds whose tensors are made of blocks
 
 
 class NoRoute(Exception):
@@ -170,8 +170,8 @@ def make(
 ) -> Schedule:
     """The schedule of *rank*, by an algorithm of the kind; hierarchical needs the label of every rank's site.
 
-    *blocks*, where front has a block for every rank (BLOCKS_IN_FRONT): element offsets of those of the present ranks,
-    in rank order; front may have blocks of lost ranks, too. Left out: one after the other.
+    *blocks*, where the input has a block for every rank (BLOCKS_IN_INPUT): element offsets of those of the present
+    ranks, in rank order; the input may have blocks of lost ranks, too. Left out: one after the other.
     """
     if descriptor.kind not in _ALGORITHMS:
         raise ValueError(f"{descriptor.kind.name} is no collective: it has no schedule")
@@ -194,24 +194,24 @@ def make(
 
 
 def sizes(descriptor: Descriptor, rank: int, world_size: int, blocks: Sequence[int] = ()) -> tuple[int, int]:
-    """Bytes of input and of result that *rank* has: (front, back). The arguments are those of `make`."""
+    """Bytes of input and of result that *rank* has. The arguments are those of `make`."""
     kind, at_root = descriptor.kind, rank == descriptor.root
     counts = descriptor.block_counts(world_size)
-    front = back = descriptor.count
+    reads = writes = descriptor.count
     if kind in DATALESS:
-        front = back = 0
+        reads = writes = 0
     elif kind is Kind.broadcast:
-        front = front if at_root else 0
+        reads = reads if at_root else 0
     elif kind is Kind.reduce:
-        back = back if at_root else 0
+        writes = writes if at_root else 0
     elif kind in _BLOCKS:
         starts = _block_starts(descriptor, world_size, blocks)
         spread = max(start + count for start, count in zip(starts, counts, strict=True))
-        front = spread if kind in BLOCKS_IN_FRONT else counts[rank]
-        back = counts[rank] if kind in (Kind.reduce_scatter, Kind.scatter) else sum(counts)
-        front = 0 if kind is Kind.scatter and not at_root else front
-        back = 0 if kind is Kind.gather and not at_root else back
-    return front * descriptor.dtype.itemsize, back * descriptor.dtype.itemsize
+        reads = spread if kind in BLOCKS_IN_INPUT else counts[rank]
+        writes = counts[rank] if kind in (Kind.reduce_scatter, Kind.scatter) else sum(counts)
+        reads = 0 if kind is Kind.scatter and not at_root else reads
+        writes = 0 if kind is Kind.gather and not at_root else writes
+    return reads * descriptor.dtype.itemsize, writes * descriptor.dtype.itemsize
 
 
 def _block_starts(descriptor: Descriptor, world_size: int, blocks: Sequence[int]) -> Sequence[int]:

@@ -36,8 +36,8 @@ class Action(IntEnum):
 class Buffer(IntEnum):
     """Where bytes lie: the caller's (never written), the result's, and memory of the attempt's own."""
 
-    front = 0
-    back = 1
+    input = 0
+    result = 1
     scratch = 2
 
 

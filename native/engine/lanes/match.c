@@ -3,7 +3,7 @@
    A part to receive may have bounds, too: those who use what is where its bytes will go. It does not wait for them. The
    bytes of a correct sender are made of those that the bounds have passed on, so a frame that goes beyond is no correct
    sender's. It would be written over, and a digest would vouch for what is not in memory. A frame that is reduced into
-   front's bytes waits for them in the socket while front is being filled. */
+   the input's bytes waits for them in the socket while the input is being filled. */
 #include "shared.h"
 
 #include <errno.h>

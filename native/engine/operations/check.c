@@ -24,7 +24,7 @@ static bool place_valid(const wc_op *op, const wc_step *step, const wc_place *pl
 
 static bool writable(const wc_op *op, const wc_step *step, size_t itemsize)
 {
-    return step->to.buffer != WC_FRONT && place_valid(op, step, &step->to, itemsize);
+    return step->to.buffer != WC_INPUT && place_valid(op, step, &step->to, itemsize);
 }
 
 static bool bounds_valid(const wc_op *op, uint32_t index)
@@ -70,7 +70,7 @@ static bool step_valid(const wc_op *op, uint32_t index, size_t itemsize)
         return false;
     if (!bounds_valid(op, index))
         return false;
-    if (step->result && (step->direction == WC_SEND || step->to.buffer != WC_BACK))
+    if (step->result && (step->direction == WC_SEND || step->to.buffer != WC_RESULT))
         return false;
     if (step->length == 0 && (step->start || step->number))
         return false;
@@ -105,7 +105,7 @@ bool wc_op_valid(const wc_engine *engine, const wc_op *op)
     for (int i = 0; i < WC_BUFFERS; i++)
         if (op->bytes[i] > INT64_MAX)
             return false;
-    if ((op->bytes[WC_FRONT] && !op->front) || (op->bytes[WC_BACK] && !op->back) || (op->steps_count && !op->steps))
+    if ((op->bytes[WC_INPUT] && !op->input) || (op->bytes[WC_RESULT] && !op->result) || (op->steps_count && !op->steps))
         return false;
     if (op->divisor < 1 || op->lanes < 1 || op->lanes > WC_MAX_LANES || op->tracks < 1 || op->tracks > op->lanes)
         return false;

@@ -64,16 +64,16 @@ static uint32_t part_segment(const wc_engine *engine, const wc_part *part, bool 
 static wc_spot spot_of(const wc_work *work, wc_place place)
 {
     uint8_t *scratch = work->scratch ? work->scratch->memory : NULL;
-    uint8_t *buffers[WC_BUFFERS] = {(uint8_t *)work->op.front, work->op.back, scratch};
+    uint8_t *buffers[WC_BUFFERS] = {(uint8_t *)work->op.input, work->op.result, scratch};
     uint8_t *base = buffers[place.buffer];
     return (wc_spot){.base = base ? base + place.offset : NULL, .encoded = place.encoded};
 }
 
-/* The part reads this place: it waits while that is in front and not filled. */
+/* The part reads this place: it waits while that is in the input buffer and not filled. */
 static void read_front(wc_part *part, const wc_place *place)
 {
-    if (part->work->op.filled && place->buffer == WC_FRONT)
-        part->front[part->gates++] = place->offset;
+    if (part->work->op.filled && place->buffer == WC_INPUT)
+        part->input_at[part->gates++] = place->offset;
 }
 
 static void join_gate(wc_part *part)
@@ -96,7 +96,7 @@ static void describe_part(wc_part *part, const wc_step *step)
     part->measured = step->measured;
     if (step->direction != WC_SEND) {
         part->to = spot_of(work, step->to);
-        part->back = step->to.offset;
+        part->result_at = step->to.offset;
     }
     if (step->direction != WC_RECV || step->action != WC_COPY) {
         part->left = spot_of(work, step->left);

@@ -1,11 +1,11 @@
-/* Gates: front may be filled while the op runs. Parts that read it go as far as its blocks are there, a byte for each
-   says so, and a bell (an eventfd that whoever fills it writes to) says when there are more. */
+/* Gates: the input may be filled while the op runs. Parts that read it go as far as its blocks are there, a byte for
+   each says so, and a bell (an eventfd that whoever fills it writes to) says when there are more. */
 #include "shared.h"
 
 #include <errno.h>
 #include <sys/epoll.h>
 
-/* Forgets a part whose front is all there: for good, whatever becomes of the bytes that say so. */
+/* Forgets a part whose input is all there: for good, whatever becomes of the bytes that say so. */
 static bool opened(wc_part *part, wc_part **at)
 {
     if (wc_part_filled(part, part->end) < part->end)
@@ -36,7 +36,7 @@ void wc_gate_leave(wc_task *task)
         *at = task->next_gated;
 }
 
-/* More of the op's front may be there. */
+/* More of the op's input may be there. */
 static void look(wc_task *task)
 {
     const wc_work *work = task->work;

@@ -67,7 +67,7 @@ void wc_local_go(wc_part *part)
     uint64_t bound = wc_part_ready(part), slice = WC_DIGEST_BLOCK - part->cursor % WC_DIGEST_BLOCK;
     if (slice > bound - part->cursor)
         slice = bound - part->cursor;
-    if (slice) { /* else whoever fills front has taken back what it said */
+    if (slice) { /* else whoever fills the input buffer has taken back what it said */
         run_slice(part, slice);
         part->cursor += slice;
         if (part->result)

@@ -91,7 +91,7 @@ static int make(wc_work *work)
     copy_note(work);
     if (op->bytes[WC_SCRATCH])
         work->scratch = wc_scratch_take(engine, op->bytes[WC_SCRATCH]);
-    bool hashes = !op->digest || wc_hashes_init(&work->hashes, engine->kernels, op->back, op->bytes[WC_BACK]);
+    bool hashes = !op->digest || wc_hashes_init(&work->hashes, engine->kernels, op->result, op->bytes[WC_RESULT]);
     if (work->lacks_memory || !work->cancelling || !hashes || (op->bytes[WC_SCRATCH] && !work->scratch))
         return ENOMEM;
     for (uint32_t w = 0; w < engine->config.workers; w++)

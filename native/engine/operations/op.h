@@ -13,7 +13,7 @@ struct wc_task {
     wc_worker *worker;
     uint32_t remaining;  /* parts not finished */
     wc_list turns;       /* local parts that wait for nothing but their turn */
-    /* parts that read front, by step; those whose bytes are all there have left */
+    /* parts that read the input, by step; those whose bytes are all there have left */
     wc_part *gated, *last_gated;
     wc_task *next_gated; /* in the worker's list */
     double squares[2];   /* sums of the measured encodes' errors, and of what they encoded */
@@ -56,9 +56,9 @@ struct wc_work {
     uint64_t block_raw, block_wire; /* bytes of the codec's block: of elements, on the wire */
     wc_engine *engine;
     wc_scratch *scratch;
-    wc_hashes hashes;               /* of back */
+    wc_hashes hashes;               /* of the result */
     wc_task *tasks;                 /* per worker */
-    atomic_uint gated;              /* parts for which not all of front has been seen to be there */
+    atomic_uint gated;              /* parts for which not all of the input has been seen to be there */
     size_t parts_count;
     wc_part *parts;                 /* by step, then by part */
     wc_cuts *cuts;                  /* by step */

@@ -39,7 +39,7 @@ uint64_t wc_part_bound(const wc_part *part)
     return whole_blocks(part, bound);
 }
 
-/* How far [from, to) of front is there. */
+/* How far [from, to) of the input buffer is there. */
 static uint64_t filled_until(const wc_op *op, uint64_t from, uint64_t to)
 {
     for (uint64_t at = from; at < to; at += WC_DIGEST_BLOCK - at % WC_DIGEST_BLOCK)
@@ -51,7 +51,7 @@ static uint64_t filled_until(const wc_op *op, uint64_t from, uint64_t to)
 uint64_t wc_part_filled(const wc_part *part, uint64_t to)
 {
     for (uint32_t i = 0; i < part->gates; i++) {
-        uint64_t shift = part->front[i] - part->start; /* may wrap around: so do the sums */
+        uint64_t shift = part->input_at[i] - part->start; /* may wrap around: so do the sums */
         to = filled_until(&part->work->op, part->cursor + shift, to + shift) - shift;
     }
     return to;
@@ -131,6 +131,6 @@ void wc_part_finish(wc_part *part)
 
 void wc_part_final(wc_part *part, uint64_t from)
 {
-    uint64_t shift = part->back - part->start; /* may wrap around: so do the sums */
+    uint64_t shift = part->result_at - part->start; /* may wrap around: so do the sums */
     wc_hashes_extend(&part->work->hashes, part->begin + shift, from + shift, part->cursor + shift);
 }

@@ -23,9 +23,9 @@ struct wc_part {
     wc_share *share;                   /* NULL: of a local step */
     wc_lane *lane;                     /* that has begun it, and carries it to its end; NULL: none yet */
     wc_spot to, left, right;
-    uint64_t back;                     /* where in back `to` is, if this makes a part of the result */
-    uint64_t front[2];                 /* where in front what it reads is; of the step's first element, as back */
-    uint32_t gates;                    /* of them: front is being filled */
+    uint64_t result_at;                /* where in the result buffer `to` is, if this makes a part of the result */
+    uint64_t input_at[2];              /* where in the input what it reads is; as result_at, of the step's first element */
+    uint32_t gates;                    /* of them: input is being filled */
     uint64_t start;                    /* of the step; blocks of the codec count from there */
     uint64_t begin, end, cursor;       /* bytes of raw elements; cursor: framed (send), or here (recv, local) */
     uint32_t home;                     /* the lane that it is meant for */
@@ -43,13 +43,13 @@ uint64_t wc_wire_bytes(const wc_part *part, uint64_t from, uint64_t to);
 size_t wc_grain(const wc_part *part);
 uint8_t *wc_spot_at(const wc_part *part, wc_spot spot, uint64_t cursor);
 uint64_t wc_part_bound(const wc_part *part); /* how far the parts that it comes after let it go */
-/* How far, up to `to`, what it reads of front is there */
+/* How far, up to `to`, what it reads of the input buffer is there */
 uint64_t wc_part_filled(const wc_part *part, uint64_t to);
 uint64_t wc_part_ready(const wc_part *part); /* how far both let it go */
 /* To send: where its next frame ends. False: not all of the frame's bytes are here yet */
 bool wc_part_frame(const wc_part *part, uint64_t *end);
 bool wc_part_waits(const wc_part *part); /* whether it comes after others */
-bool wc_part_sends_result(const wc_part *part); /* of back, as its bound has made it */
+bool wc_part_sends_result(const wc_part *part); /* of the result buffer, as its bound has made it */
 void wc_part_final(wc_part *part, uint64_t from); /* bytes [from, cursor) of its result are: they enter the digest */
 void wc_part_go(wc_part *part); /* more of what it waits for may be there: if that is enough, it is marked as ready */
 void wc_part_moved(wc_part *part); /* its cursor has: parts that wait for it go on */

@@ -1,8 +1,8 @@
 """A result on its way to a device before it is committed: to memory of ours there, since the tensor must not change.
 
     a block is final     the engine writes the attempt's number to the block's word (Post.shown)
-    somebody waits       looks at the words; STEPs that are final are copied: back -> our memory
-    after the commit     what is of the attempt that committed: our memory -> the tensor; all else: back -> the tensor
+    somebody waits       looks at the words; STEPs that are final are copied: result -> our memory
+    after the commit     what is of the attempt that committed: our memory -> the tensor; all else: result -> the tensor
     an end without it    our memory goes back, behind the copies
 
 All of it on a stream that is lent, on which nothing waits for the caller before the commit. Memory comes from a pool of
@@ -30,7 +30,7 @@ class Early:
 
     Args:
         device: that it goes to.
-        start: where it begins in back.
+        start: where it begins in the result.
         nbytes: of it.
 
     Attributes:
@@ -50,14 +50,14 @@ class Early:
         self._copied = np.zeros(len(at), np.uint32)  # of each step the attempt; 0: it was not copied
 
     def final(self, words: Numbers) -> tuple[int, list[int]]:
-        """The newest attempt, and its steps that are final and were not copied, by the words of all of back."""
+        """The newest attempt, and its steps that are final and were not copied, by the words of all of the result."""
         newest = int(words.max())
         there = np.concatenate(([0], np.cumsum(words == newest)))
         whole = there[self._stop] - there[self._first] == self._stop - self._first
         return newest, np.flatnonzero(whole & (self._copied != newest)).tolist() if newest else []
 
-    def begin(self, words: Numbers, back: int) -> bool:
-        """Queue the copies of what is final, and has room, from the address *back*; whether there was anything.
+    def begin(self, words: Numbers, result_buffer: int) -> bool:
+        """Queue copies of what is final, and has room, from *result_buffer*; return whether there was anything.
 
         Raises:
             DeviceError: the driver fails.
@@ -69,7 +69,7 @@ class Early:
             if step < len(self._copied):
                 at = STEP * step
                 size = min(STEP, self.nbytes - at)
-                self.device.queue((TO_DEVICE, self.memory + at, back + self.start + at, size), self.stream)
+                self.device.queue((TO_DEVICE, self.memory + at, result_buffer + self.start + at, size), self.stream)
                 self._copied[step] = attempt
         return True
 
@@ -79,15 +79,15 @@ class Early:
         stream, self.stream = self.stream, None
         return stream
 
-    def copies(self, to: int, back: int, attempt: int, nbytes: int) -> list[Copy]:
-        """What brings the *nbytes* that *attempt* has made, which lie at *back*, to the address *to*."""
+    def copies(self, to: int, result_buffer: int, attempt: int, nbytes: int) -> list[Copy]:
+        """What brings the *nbytes* that *attempt* has made, which lie at *result_buffer*, to the address *to*."""
         steps = -(-nbytes // STEP)
         early = [*(self._copied == attempt).tolist(), *([False] * steps)]
         found: list[Copy] = []
         for there, run in groupby(range(steps), key=early.__getitem__):
             numbers = list(run)
             start, stop = STEP * numbers[0], min(STEP * (numbers[-1] + 1), nbytes)
-            source = self.memory if there else back
+            source = self.memory if there else result_buffer
             found.append((WITHIN if there else TO_DEVICE, to + start, source + start, stop - start))
         return found
 

@@ -1,7 +1,7 @@
 """The copies between tensors of devices and the arena: what is copied, in which order, and who waits for whom.
 
     before reading     our stream waits for the tensor's stream, or the tensor's owner orders it (DLPack)
-    reading            device -> front, in pieces, first those that the schedule needs first; the call is posted at once
+    reading            device -> input, in pieces, first those that the schedule needs first; the call is posted at once
     a piece is there   the driver calls wc_fill_told (native/fill.h) in a thread of its own: the engine may use it
     before the commit  what is final goes to memory of ours on the device (early.py)
     after the commit   our other stream waits for the tensor's stream; back -> device; the tensor's stream waits for it

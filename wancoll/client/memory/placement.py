@@ -23,15 +23,15 @@ Spans = tuple[tuple[int, int], ...]  # (start, end) addresses, ascending, apart 
 
 
 class Placement:
-    """Where an operation reads (*front*) and where its result is built (*back*), as offsets into the arena's file.
+    """Where an operation reads and where its result is built, as offsets into the arena's file.
 
     Args:
         arena: of the connection.
-        sources: the input's parts, one after the other in front; none where this member gives nothing.
-        targets: the result's parts, one after the other in back; none where this member gets nothing.
+        sources: the input's parts, one after the other in the input buffer; none where this member gives nothing.
+        targets: the result's parts, one after the other in the result buffer; none where this member gets nothing.
         fresh: nobody uses the target, which lies in the arena, before the commit: the result is built in it.
         unwanted: bytes of a result that the daemon builds here and nobody needs; without targets.
-        feed: changes the input on its way into front.
+        feed: changes the input on its way into the arena.
         staging: copies from and to devices; only if a source or a target is on one.
         share: which share of the input its schedule needs first, and of how many.
 
@@ -60,20 +60,20 @@ class Placement:
             self._staging.check((*sources, *targets))
         self.landings: list[Landing] = []
         self._holding: Holding | None = None  # the caller's streams that wait for the result
-        self._front: Lease | Pinned | None = None
-        self._back: Lease | Pinned | None = None
+        self._input_buffer: Lease | Pinned | None = None
+        self._result_buffer: Lease | Pinned | None = None
         self._share = share
         self._filling: Filling | None = None  # what is on its way from devices
         self._table: Lease | None = None  # filled lies there: each attempt reads it anew, until the operation ends
-        self._swapped: Block | None = None  # the target's block, if its pages will be swapped with those of back
-        self.front = self.back = 0
+        self._swapped: Block | None = None  # the target's block, if its pages will be swapped with those of the result
+        self.input_buffer = self.result_buffer = 0
         self.filled = -1  # as in Post: what is not there yet, the daemon waits for
         self.shown = -1  # as in Post
         self._early: list[Early | None] = []  # of each target, where results go to devices before the commit
         self._words: Numbers | None = None  # shown lies there
         self._words_held: Lease | None = None
         self.pause = math.inf
-        # The block that front is a part of; what lies outside the arena, or in pieces, is copied first.
+        # The block that the input is a part of; what lies outside the arena, or in pieces, is copied first.
         self._inside: Block | None = None
         if len(sources) == 1 and feed is None:
             self._inside = arena.find(sources[0].address, sources[0].nbytes)
@@ -102,7 +102,7 @@ class Placement:
             DeviceError: a device failed.
         """
         arena = self._arena
-        self._front = self._back = self._words = None
+        self._input_buffer = self._result_buffer = self._words = None
         self._early, self.shown = [], -1
         if self._staging is not None:
             for target in self.targets:
@@ -118,37 +118,37 @@ class Placement:
                     expected=f"a block with {nbytes} bytes at {self.targets[0].address:#x}", got="none",
                     hint="this is a bug of wancoll; nothing was sent",
                 )  # fmt: skip
-            self.back = block.offset + self.targets[0].address - block.address
+            self.result_buffer = block.offset + self.targets[0].address - block.address
         elif nbytes:
             one = self.targets[0] if len(self.targets) == 1 else None
             self._swapped = arena.swappable(one.address, one.nbytes) if one is not None else None
             if self._swapped is not None:
-                self._back = self._warm(arena.take(nbytes, self._swapped.nbytes))
+                self._result_buffer = self._warm(arena.take(nbytes, self._swapped.nbytes))
             else:
-                self._back = self._block(self.targets, nbytes)
-            self.back = self._back.block.offset
-            if self._staging is not None and isinstance(self._back, Pinned):
+                self._result_buffer = self._block(self.targets, nbytes)
+            self.result_buffer = self._result_buffer.block.offset
+            if self._staging is not None and isinstance(self._result_buffer, Pinned):
                 self._expect_early(self._staging, nbytes)
         if self._inside is not None:
-            self.front = self._inside.offset + self.sources[0].address - self._inside.address
+            self.input_buffer = self._inside.offset + self.sources[0].address - self._inside.address
         elif nbytes := sum(source.nbytes for source in self.sources):
-            self._front = front = self._block(self.sources, nbytes)
-            self.front = front.block.offset
+            self._input_buffer = input_buffer = self._block(self.sources, nbytes)
+            self.input_buffer = input_buffer.block.offset
             at, late = 0, []
             for source in self.sources:
                 if source.device is None or self._staging is None:
-                    lib.wc_pages_copy(front.block.address + at, source.address, source.nbytes)
-                elif self.feed is not None or not isinstance(front, Pinned):
-                    self._staging.read(source, front.block.address + at, front, deadline)
+                    lib.wc_pages_copy(input_buffer.block.address + at, source.address, source.nbytes)
+                elif self.feed is not None or not isinstance(input_buffer, Pinned):
+                    self._staging.read(source, input_buffer.block.address + at, input_buffer, deadline)
                 elif source.nbytes:
                     late.append((at, source))
                 at += source.nbytes
-            if late and self._staging is not None and isinstance(front, Pinned):
-                self._filling = self._staging.fill(late, nbytes, front, self._share)
+            if late and self._staging is not None and isinstance(input_buffer, Pinned):
+                self._filling = self._staging.fill(late, nbytes, input_buffer, self._share)
                 self._table = self._filling.table
                 self.filled = self._table.block.offset
             if self.feed is not None:
-                self.feed.add(front.block.address)
+                self.feed.add(input_buffer.block.address)
 
     def look(self) -> None:
         """See whether what is on its way from devices will come; send what is final to devices.
@@ -156,12 +156,13 @@ class Placement:
         Raises:
             DeviceError: it will not.
         """
-        staging, filling, back, words = self._staging, self._filling, self._back, self._words  # several threads look
+        staging, filling, words = self._staging, self._filling, self._words  # several threads look
+        result_buffer = self._result_buffer
         if filling is not None and staging is not None and staging.filled(filling):
             self._filling = None
-        if staging is not None and words is not None and isinstance(back, Pinned):
+        if staging is not None and words is not None and isinstance(result_buffer, Pinned):
             now = words.copy()
-            begun = [staging.begin(early, now, back) for early in self._early if early is not None]
+            begun = [staging.begin(early, now, result_buffer) for early in self._early if early is not None]
             self.pause = _SOONEST if any(begun) else min(2 * self.pause, _LATEST)
 
     def _expect_early(self, staging: Staging, nbytes: int) -> None:
@@ -196,28 +197,28 @@ class Placement:
         Raises:
             DeviceError: a device failed: the tensor's contents are undefined.
         """
-        back = self._back
-        if back is None or not self.targets:
+        result_buffer = self._result_buffer
+        if result_buffer is None or not self.targets:
             return
-        at = back.block.address
+        at = result_buffer.block.address
         early = self._early or [None] * len(self.targets)
         if len(self.targets) > 1:
             for target, each in zip(self.targets, early, strict=True):
-                self._copy_out(target, at, target.nbytes, back, each, attempt)
+                self._copy_out(target, at, target.nbytes, result_buffer, each, attempt)
                 at += target.nbytes
             return
         target = self.targets[0]
         # Of a part the rest of the target must stay as it is, so its pages cannot go.
         swapped = self._swapped if nbytes == target.nbytes else None
-        if swapped is None or not self._arena.swap(swapped, back.block, self.back):
-            self._copy_out(target, at, nbytes, back, early[0], attempt)
+        if swapped is None or not self._arena.swap(swapped, result_buffer.block, self.result_buffer):
+            self._copy_out(target, at, nbytes, result_buffer, early[0], attempt)
 
     def end(self) -> None:
         """The operation has ended: what went to devices early, and was not committed, is void. Safe to call again."""
-        if self._staging is not None and isinstance(self._back, Pinned):
+        if self._staging is not None and isinstance(self._result_buffer, Pinned):
             for early in self._early:
                 if early is not None:
-                    self._staging.end(early, self._back)
+                    self._staging.end(early, self._result_buffer)
 
     def hold(self, stream: int | None) -> Holding | None:
         """Let the caller's streams wait for the result; None: there is none here.
@@ -229,17 +230,17 @@ class Placement:
         if self._staging is None:
             check_holdable([target for target in self.targets if target.nbytes], pinned=False)
             return None
-        return self._staging.hold(self.targets, stream, self._back, self._attach)
+        return self._staging.hold(self.targets, stream, self._result_buffer, self._attach)
 
     def _attach(self, holding: Holding) -> None:
         self._holding = holding
 
     def _copy_out(
-        self, target: Region, at: int, nbytes: int, back: Lease | Pinned, early: Early | None, attempt: int
+        self, target: Region, at: int, nbytes: int, result_buffer: Lease | Pinned, early: Early | None, attempt: int
     ) -> None:  # fmt: skip
         if target.device is None or self._staging is None:
             lib.wc_pages_copy(target.address, at, nbytes)
-        elif landing := self._staging.write(target, at, nbytes, back, lambda: self._holding, early, attempt):
+        elif landing := self._staging.write(target, at, nbytes, result_buffer, lambda: self._holding, early, attempt):
             self.landings.append(landing)
 
 

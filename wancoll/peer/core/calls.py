@@ -2,7 +2,7 @@
 
 A client names ranks as it knows them when it calls; the members may be others by the time the call runs, or runs again.
 A root stays the member that it was, and so does the other side of a send or recv. Blocks of lost ranks stay where they
-are in front and are left out of the result.
+are in the input and are left out of the result.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from wancoll.schedule.steps import MAX_STEPS, Action, Buffer, Direction, Place, 
 from wancoll.wire import messages as m
 
 UNEVEN = frozenset({Kind.all_gather, Kind.reduce_scatter})  # kinds that take counts
-_BY_RANK = choose.BLOCKS_IN_FRONT | {Kind.all_gather, Kind.gather}  # kinds with a block for or from every rank
+_BY_RANK = choose.BLOCKS_IN_INPUT | {Kind.all_gather, Kind.gather}  # kinds with a block for or from every rank
 NOTHING = Schedule(())
 _CALLS_KEPT = 256  # with what they mean in the current epoch
 _WORLDS_KEPT = 4096  # epochs that a client which has not read for long may still speak of
@@ -123,8 +123,8 @@ class Meaning:
 
     descriptor: Descriptor
     fingerprint: int
-    front_bytes: int
-    back_bytes: int
+    input_bytes: int
+    result_bytes: int
     algorithm: str = "none"
     schedule: Schedule = NOTHING
     needs: frozenset[int] = frozenset()
@@ -152,8 +152,8 @@ class Call:
     posted: Descriptor
     world: World
     peer: int
-    front_bytes: int
-    back_bytes: int
+    input_bytes: int
+    result_bytes: int
     p2p: bool
     _seat: Seat | None = field(default=None, init=False)
     _meaning: Meaning | None = field(default=None, init=False)
@@ -184,8 +184,8 @@ def posted(post: m.Post, knew: World | None, mid: int, who: str) -> Call:
     if expected or knew is None:
         raise ProtocolError("posted a call that cannot be", who=who, expected=expected, got=got)
     p2p = call.kind in P2P_KINDS
-    front, back = _p2p_sizes(call) if p2p else choose.sizes(call, knew.mids.index(mid), len(knew.mids))
-    return Call(call, knew, post.peer, front, back, p2p)
+    input_buffer, result_buffer = _p2p_sizes(call) if p2p else choose.sizes(call, knew.mids.index(mid), len(knew.mids))
+    return Call(call, knew, post.peer, input_buffer, result_buffer, p2p)
 
 
 def covering(cover: m.Cover, seat: Seat) -> Call | None:
@@ -196,8 +196,8 @@ def covering(cover: m.Cover, seat: Seat) -> Call | None:
     call = cover.call
     if _misfit(call, -1, seat.world, seat.mid)[0] or not call.grace:
         return None
-    front, back = choose.sizes(call, seat.rank, len(seat.world.mids))
-    return Call(call, seat.world, -1, front, back, False)
+    input_buffer, result_buffer = choose.sizes(call, seat.rank, len(seat.world.mids))
+    return Call(call, seat.world, -1, input_buffer, result_buffer, False)
 
 
 def _misfit(call: Descriptor, peer: int, knew: World, mid: int) -> tuple[str, str]:
@@ -229,7 +229,7 @@ def _misfit(call: Descriptor, peer: int, knew: World, mid: int) -> tuple[str, st
 
 
 def _p2p_sizes(call: Descriptor) -> tuple[int, int]:
-    """Bytes of front and of back of a send or recv."""
+    """Bytes of the input and of the result of a send or recv."""
     return (call.nbytes, 0) if call.kind is Kind.send else (0, call.nbytes)
 
 
@@ -272,10 +272,10 @@ def resolve(
         refusal = f"the root of {call.kind.name}, {knew.names[call.root]}, was lost"
         return Meaning(descriptor, fingerprint, 0, 0, refusal=refusal)
     blocks: tuple[int, ...] = ()
-    if call.kind in choose.BLOCKS_IN_FRONT:
+    if call.kind in choose.BLOCKS_IN_INPUT:
         starts = list(accumulate(call.block_counts(len(knew.mids)), initial=0))
         blocks = tuple(starts[i] for i in place)
-    front_bytes, back_bytes = choose.sizes(descriptor, rank, size, blocks)
+    input_bytes, result_bytes = choose.sizes(descriptor, rank, size, blocks)
     asked = descriptor
     if call.kind is Kind.barrier and plan.collectors == "members":
         asked = replace(descriptor, algorithm="direct")  # whose end anywhere says that all have called it (C1)
@@ -286,7 +286,7 @@ def resolve(
     except choose.NoRoute as bad:
         one, other = (world.names[rank] for rank in bad.pair)
         refusal = f"{bad.algorithm} needs a link between {one} and {other}, who cannot reach each other"
-        return Meaning(descriptor, fingerprint, front_bytes, back_bytes, refusal=refusal)
+        return Meaning(descriptor, fingerprint, input_bytes, result_bytes, refusal=refusal)
     codec = choose.wire_codec(descriptor.codec, descriptor.bounded, algorithm)
     if codec is not descriptor.codec:  # a ring stands in, around a link that cannot be had
         descriptor = replace(descriptor, codec=codec, rounding="nearest", seed=0)
@@ -296,41 +296,41 @@ def resolve(
             f"{algorithm} of {descriptor} takes {messages} messages of one of {size} members, more than the "
             f"{MAX_STEPS} steps that one operation may have; take another algorithm"
         )
-        return Meaning(descriptor, fingerprint, front_bytes, back_bytes, refusal=refusal)
+        return Meaning(descriptor, fingerprint, input_bytes, result_bytes, refusal=refusal)
     schedule = choose.make(descriptor, algorithm, rank, size, blocks=blocks, sites=world.sites)
     if schedule.scratch > limits.scratch_bytes:
         refusal = (
             f"{algorithm} of {descriptor} needs {schedule.scratch} bytes of memory at {world.names[rank]}, more than "
             f"the {limits.scratch_bytes} that one operation may have; take another algorithm, or smaller tensors"
         )
-        return Meaning(descriptor, fingerprint, front_bytes, back_bytes, refusal=refusal)
+        return Meaning(descriptor, fingerprint, input_bytes, result_bytes, refusal=refusal)
     if len(schedule.steps) > MAX_STEPS:
         refusal = (
             f"{algorithm} of {descriptor} takes {len(schedule.steps)} steps at {world.names[rank]}, more than the "
             f"{MAX_STEPS} that one operation may have; take another algorithm"
         )
-        return Meaning(descriptor, fingerprint, front_bytes, back_bytes, refusal=refusal)
+        return Meaning(descriptor, fingerprint, input_bytes, result_bytes, refusal=refusal)
     needs = frozenset(world.mids[other] for other in choose.links(schedule))
-    return Meaning(descriptor, fingerprint, front_bytes, back_bytes, algorithm, schedule, needs)
+    return Meaning(descriptor, fingerprint, input_bytes, result_bytes, algorithm, schedule, needs)
 
 
 def _p2p(call: Descriptor, knew: World, world: World, rank: int, plan: m.Plan, peer: int) -> Meaning:
     """A send or recv: one step, to or from the other side."""
-    front, back = _p2p_sizes(call)
+    input_buffer, result_buffer = _p2p_sizes(call)
     fingerprint = replace(call, kind=Kind.send).fingerprint()
     me, other = world.mids[rank], knew.mids[peer]
     if other not in world.mids:
         refusal = f"{knew.names[peer]}, the other side, has left the group or was lost"
-        return Meaning(call, fingerprint, front, back, refusal=refusal)
+        return Meaning(call, fingerprint, input_buffer, result_buffer, refusal=refusal)
     if (min(me, other), max(me, other)) in plan.avoid:
         refusal = f"{world.names[rank]} and {knew.names[peer]} cannot reach each other"
-        return Meaning(call, fingerprint, front, back, refusal=refusal)
+        return Meaning(call, fingerprint, input_buffer, result_buffer, refusal=refusal)
     at = world.mids.index(other)
     if call.kind is Kind.send:
-        step = Step(Direction.send, Action.copy, 0, front, at, left=Place(Buffer.front, 0))
+        step = Step(Direction.send, Action.copy, 0, input_buffer, at, left=Place(Buffer.input, 0))
     else:
-        step = Step(Direction.recv, Action.copy, 0, back, at, to=Place(Buffer.back, 0), result=True)
-    return Meaning(call, fingerprint, front, back, "direct", Schedule((step,)), frozenset({other}))
+        step = Step(Direction.recv, Action.copy, 0, result_buffer, at, to=Place(Buffer.result, 0), result=True)
+    return Meaning(call, fingerprint, input_buffer, result_buffer, "direct", Schedule((step,)), frozenset({other}))
 
 
 def noise(call: Descriptor, seq: int, mid: int) -> tuple[int, int]:

@@ -120,7 +120,9 @@ class Collectives(Book):
         if late is not None:
             return late
         self.called = seq = self.called + 1
-        op = self.open[seq] = Op(seq, post.id, call, post.front, post.back, 0, now, seq, post.filled, shown=post.shown)
+        op = self.open[seq] = Op(
+            seq, post.id, call, post.input_buffer, post.result_buffer, 0, now, seq, post.filled, shown=post.shown
+        )
         commands = [self._answer(op)] if self._asked == seq else []
         void = self._voids.pop(seq, None)
         if void is not None:
@@ -155,7 +157,7 @@ class Collectives(Book):
         if not same:
             name = self.seat.world.names[self.seat.rank]
             return [cmd.ToClient(outcomes.differs(op, post.id, str(call.posted), name))]
-        op.client_id, op.front, op.back = post.id, post.front, post.back
+        op.client_id, op.input_buffer, op.result_buffer = post.id, post.input_buffer, post.result_buffer
         return self.tell(op, op.outcome) if ended and op.outcome is not None else []
 
     # ---- from the master -----------------------------------------------------------------------------
@@ -334,7 +336,7 @@ class Collectives(Book):
         if call is None:
             return []  # no client can call this: now the others wait for this one, as without a grace time
         held = [op.call for op in self._late.values() if not isinstance(op.outcome, m.Failure) or op.live]
-        nbytes = sum(each.front_bytes + each.back_bytes for each in (*held, call))
+        nbytes = sum(each.input_bytes + each.result_bytes for each in (*held, call))
         if len(self._late) >= self._limits.covers or nbytes > self._limits.cover_bytes:
             return []  # its results have to be kept: now the others wait for the client
         op = self.open[seq] = self._late[seq] = Op(seq, 0, call, 0, 0, 0, now, seq, covers=True)
@@ -554,7 +556,7 @@ class Collectives(Book):
         return self._begin_round(tally, begun.number)
 
     def _begin_round(self, tally: OwnTally, number: int) -> list[cmd.Command]:
-        """Frames of older ones count no more: what all have not finished runs again, from front.
+        """Frames of older ones count no more: what all have not finished runs again, from the input.
 
         What is cut short may finish all the same, until the engine has let go of it.
         """

@@ -21,8 +21,8 @@ of its own with its rules. This one holds what concerns them all: entering an ep
     finished, gone   the engine  ops are done, or their memory is free                                 R3, R13
 
 Races that this survives (docs/protocol.md has them all). A Vote crosses the next Epoch: the op is back at waiting and
-runs again from front, which nobody has written (race 2, 6). A Commit crosses a loss: control streams are in order, so
-the commit, or the Epoch's committed_upto, comes first, and what is done here ends in the epoch that it was done in
+runs again from the input, which nobody has written (race 2, 6). A Commit crosses a loss: control streams are in order,
+so the commit, or the Epoch's committed_upto, comes first, and what is done here ends in the epoch that it was done in
 (race 1). The master dies after telling one member of two: the Report says what is known here (race 3). The engine's
 word of an attempt comes after the epoch that cancelled it: it only frees the memory (race 6). A seq is voided before
 the client has called it: it fails when it does (race 8).

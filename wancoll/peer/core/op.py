@@ -13,10 +13,10 @@ A new epoch takes what it does not end back to waiting, from any state (R2, R4).
 are running or done. A waiting collective that cannot run in the epoch, or shall not run again, is given up.
 
 An attempt has an engine id of its own. A new epoch cancels it, and the next one may start before the engine has said
-Cancelled: both then read front and write back. So `live` keeps every attempt for which the engine may still touch
-memory, and nothing is said before it is empty: no Done, since the digest must be of the bytes that will be read (R13),
-and no outcome, since the client may then use the memory again (R3). A finish that crosses its cancel is of an older
-attempt and says nothing.
+Cancelled: both then read the input and write the result. So `live` keeps every attempt for which the engine may still
+touch memory, and nothing is said before it is empty: no Done, since the digest must be of the bytes that will be read
+(R13), and no outcome, since the client may then use the memory again (R3). A finish that crosses its cancel is of an
+older attempt and says nothing.
 
 Only the book in which an op stands (book.py) changes its state.
 """
@@ -50,21 +50,21 @@ class Op:
         number: in the order of the calls: a collective's seq; of a send or recv it counts this member's own.
         client_id: the client's own number for it; 0: it has not called this, which its daemon takes part in for it.
         call: what was called.
-        front: offset of the caller's bytes in the arena.
-        back: offset of the result in the arena.
+        input_buffer: offset of the caller's bytes in the arena.
+        result_buffer: offset of the result in the arena.
         tag: of a send or recv.
         posted_at: seconds on the shell's clock.
         seq: its number on the wire; of a send or recv the master gives one in each epoch.
-        filled: offset of the table that says which blocks of front are there; -1: all of them are.
+        filled: offset of the table that says which blocks of the input are there; -1: all of them are.
         ahead: of a recv: a send that does not fit it passes it by.
-        shown: offset of the table that says which blocks of back are final; -1: nobody looks.
+        shown: offset of the table that says which blocks of the result are final; -1: nobody looks.
     """
 
     number: int
     client_id: int
     call: Call
-    front: int
-    back: int
+    input_buffer: int
+    result_buffer: int
     tag: int
     posted_at: float
     seq: int

@@ -61,7 +61,7 @@ class P2P(Book):
     def post(self, post: m.Post, call: Call, now: float) -> list[cmd.Command]:
         """The client calls send or recv."""
         self._called = number = self._called + 1
-        at = post.front, post.back
+        at = post.input_buffer, post.result_buffer
         op = Op(number, post.id, call, *at, post.tag, now, 0, post.filled, post.ahead, post.shown)
         self.open[number] = op
         return self._tell_master(op)

@@ -102,7 +102,7 @@ class Recorder:
                 "op": Kind(op.kind).name,
                 "algorithm": op.meaning.algorithm if op.meaning is not None else "",
                 "codec": (call.posted if op.meaning is None else op.meaning.descriptor).codec.name,
-                "bytes": max(call.front_bytes, call.back_bytes),
+                "bytes": max(call.input_bytes, call.result_bytes),
                 "attempt": attempt.number,
                 "contributors": contributors,
                 "outcome": outcome,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from itertools import accumulate
 
-from wancoll.schedule.build import Builder, Shape, back, spans
+from wancoll.schedule.build import Builder, Shape, result_at, spans
 
 
 def all_reduce(builder: Builder, shape: Shape) -> None:
@@ -21,7 +21,7 @@ def all_reduce(builder: Builder, shape: Shape) -> None:
     for peer in builder.rightwards:
         builder.send(peer, builder.mine(*chunks[peer]))
     own = builder.mine(*chunks[builder.rank])
-    value = builder.reduce_from(range(builder.world_size), own, to=back(own.start), last=True)
+    value = builder.reduce_from(range(builder.world_size), own, to=result_at(own.start), last=True)
     for peer in builder.rightwards:
         value = builder.send(peer, value)
     for peer in builder.leftwards:
@@ -34,7 +34,7 @@ def reduce_scatter(builder: Builder, shape: Shape) -> None:
     own = builder.mine(0, shape.lengths[builder.rank], shape.starts[builder.rank])
     for peer in builder.rightwards:
         builder.send(peer, builder.mine(0, shape.lengths[peer], shape.starts[peer]))
-    builder.reduce_from(range(builder.world_size), own, to=back(0), last=True)
+    builder.reduce_from(range(builder.world_size), own, to=result_at(0), last=True)
 
 
 def all_gather(builder: Builder, shape: Shape) -> None:
@@ -65,7 +65,7 @@ def reduce(builder: Builder, shape: Shape) -> None:
     if builder.rank != shape.root:
         builder.send(shape.root, own)
     else:
-        builder.reduce_from(range(builder.world_size), own, to=back(0), last=True)
+        builder.reduce_from(range(builder.world_size), own, to=result_at(0), last=True)
 
 
 def gather(builder: Builder, shape: Shape) -> None:

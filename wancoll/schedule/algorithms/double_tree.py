@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from wancoll.schedule.build import Builder, Shape, Value, back, spans
+from wancoll.schedule.build import Builder, Shape, Value, result_at, spans
 from wancoll.schedule.steps import Place
 
 
@@ -33,7 +33,7 @@ def all_reduce(builder: Builder, shape: Shape) -> None:
     behind it. With a codec every level encodes anew on the way up; the result is encoded once, by rank 0.
     """
     halves = _halves(builder, shape, 0)
-    values = [_up(builder, half, back(half.start)) for half in halves]
+    values = [_up(builder, half, result_at(half.start)) for half in halves]
     for half, value in zip(halves, values, strict=True):
         result = value
         if half.parent >= 0:
@@ -55,7 +55,7 @@ def broadcast(builder: Builder, shape: Shape) -> None:
 def reduce(builder: Builder, shape: Shape) -> None:
     """Up to the root, in the order of the places: see all_reduce. No rank receives more than the tensor once."""
     for half in _halves(builder, shape, shape.root):
-        _up(builder, half, back(half.start) if half.parent < 0 else None)
+        _up(builder, half, result_at(half.start) if half.parent < 0 else None)
 
 
 def parent(distance: int, tree: int, world_size: int) -> int:

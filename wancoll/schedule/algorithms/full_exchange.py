@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from wancoll.schedule.build import Builder, Shape, back
+from wancoll.schedule.build import Builder, Shape, result_at
 
 
 def all_reduce(builder: Builder, shape: Shape) -> None:
@@ -16,4 +16,4 @@ def all_reduce(builder: Builder, shape: Shape) -> None:
         own = builder.encoded(own, measured=True)._replace(raw=None)
     for peer in builder.rightwards:
         builder.send(peer, own)
-    builder.reduce_from(range(builder.world_size), own, to=back(0), last=True, alike=True)
+    builder.reduce_from(range(builder.world_size), own, to=result_at(0), last=True, alike=True)

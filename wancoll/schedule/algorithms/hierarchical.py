@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from wancoll.schedule.build import Builder, Shape, Value, back
+from wancoll.schedule.build import Builder, Shape, Value, result_at
 from wancoll.schedule.steps import chunk_bounds
 
 _EVEN = 4096  # pieces up to which all sites have equal shares of each member's part
@@ -102,8 +102,8 @@ def _reduce_inside(builder: Builder, groups: list[list[int]], site: int, pieces:
     for piece in pieces:
         value = None
         if piece.hands[site] == builder.rank:
-            # The result will be in back: what it is made from must be elsewhere.
-            to = None if piece.last == site and not alone else back(piece.start)
+            # The result goes into its buffer: what it is made from must be elsewhere.
+            to = None if piece.last == site and not alone else result_at(piece.start)
             value = builder.reduce_from(group, builder.mine(piece.start, piece.length), to=to, last=alone, raw=True)
         values.append(value)
     return values
@@ -121,7 +121,7 @@ def _reduce_between(
                 builder.send(piece.hands[other], value)
     for number, piece, value in mine:
         if piece.last == site and count > 1:
-            value = builder.reduce_from(piece.hands, value, to=back(piece.start), last=True)
+            value = builder.reduce_from(piece.hands, value, to=result_at(piece.start), last=True)
             for other in _others(range(count), site):
                 value = builder.send(piece.hands[other], value)
             results[number] = value

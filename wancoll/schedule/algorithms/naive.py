@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from wancoll.schedule.build import Builder, Shape, back
+from wancoll.schedule.build import Builder, Shape, result_at
 
 
 def all_reduce(builder: Builder, shape: Shape) -> None:
@@ -15,6 +15,6 @@ def all_reduce(builder: Builder, shape: Shape) -> None:
         builder.send(0, own)
         builder.recv(0, 0, shape.nbytes, result=0)
         return
-    value = builder.reduce_from(range(builder.world_size), own, to=back(0), last=True)
+    value = builder.reduce_from(range(builder.world_size), own, to=result_at(0), last=True)
     for peer in builder.rightwards:
         value = builder.send(peer, value)

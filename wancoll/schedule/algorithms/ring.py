@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from itertools import accumulate
 
-from wancoll.schedule.build import Builder, Shape, back, spans
+from wancoll.schedule.build import Builder, Shape, result_at, spans
 
 
 def all_reduce(builder: Builder, shape: Shape) -> None:
@@ -23,7 +23,7 @@ def all_reduce(builder: Builder, shape: Shape) -> None:
     for hop in range(1, n):
         builder.send(builder.right, value)
         start, length = chunks[(rank - hop) % n]
-        value = builder.recv_reduced(builder.left, builder.mine(start, length), to=back(start), last=hop == n - 1)
+        value = builder.recv_reduced(builder.left, builder.mine(start, length), to=result_at(start), last=hop == n - 1)
     for hop in range(n - 1):
         builder.send(builder.right, value)
         start, length = chunks[(rank - hop) % n]
@@ -39,7 +39,7 @@ def reduce_scatter(builder: Builder, shape: Shape) -> None:
         block = (builder.rank - hop) % n
         last = hop == n
         own = builder.mine(0, shape.lengths[block], shape.starts[block])
-        value = builder.recv_reduced(builder.left, own, to=back(0) if last else None, last=last)
+        value = builder.recv_reduced(builder.left, own, to=result_at(0) if last else None, last=last)
 
 
 def all_gather(builder: Builder, shape: Shape) -> None:
@@ -70,7 +70,7 @@ def reduce(builder: Builder, shape: Shape) -> None:
     at_root = builder.rank == shape.root
     value = builder.mine(0, shape.nbytes)
     if builder.left != shape.root:
-        value = builder.recv_reduced(builder.left, value, to=back(0) if at_root else None, last=at_root)
+        value = builder.recv_reduced(builder.left, value, to=result_at(0) if at_root else None, last=at_root)
     if not at_root:
         builder.send(builder.right, value)
 

@@ -7,7 +7,7 @@ bit.
 
 from __future__ import annotations
 
-from wancoll.schedule.build import Builder, Shape, Value, back
+from wancoll.schedule.build import Builder, Shape, Value, result_at
 from wancoll.schedule.steps import Place
 
 
@@ -16,7 +16,7 @@ def all_reduce(builder: Builder, shape: Shape) -> None:
 
     With a codec every level encodes anew on the way up; the result is encoded once, by the root.
     """
-    value = _up(builder, 0, builder.mine(0, shape.nbytes), back(0))
+    value = _up(builder, 0, builder.mine(0, shape.nbytes), result_at(0))
     if builder.rank != 0:
         value = builder.recv(_parent(builder, 0), 0, shape.nbytes, result=0)
     _down(builder, 0, value)
@@ -34,7 +34,7 @@ def broadcast(builder: Builder, shape: Shape) -> None:
 
 def reduce(builder: Builder, shape: Shape) -> None:
     """Up to the root, in the order ((y0 op y1) op (y2 op y3)) op ..., where yd is what distance d has."""
-    _up(builder, shape.root, builder.mine(0, shape.nbytes), back(0) if builder.rank == shape.root else None)
+    _up(builder, shape.root, builder.mine(0, shape.nbytes), result_at(0) if builder.rank == shape.root else None)
 
 
 def _up(builder: Builder, root: int, value: Value, to: Place | None) -> Value:

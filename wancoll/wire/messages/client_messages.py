@@ -23,25 +23,26 @@ class Attach(First, frozen=True):
 
 
 class Post(Message, frozen=True):
-    """One call. *front* and *back* are byte offsets into the arena.
+    """One call. *input_buffer* and *result_buffer* are byte offsets into the arena.
 
     The call's root and counts, and peer, are by the ranks of *epoch*, the one that the client knew when it called.
-    Blocks for or from other ranks lie in front in the order of that epoch's ranks; in back, in the order of the
-    contributors.
+    Blocks for or from other ranks lie in the input in the order of that epoch's ranks; in the result, in the order of
+    the contributors.
 
-    *filled* is another offset, a multiple of 64 and apart from front and back: of a byte for each BLOCK of front, 0
-    until the block is there. -1: all of it is there. Who sets bytes rings the bell: writes to the eventfd of Attached.
+    *filled* is another offset, a multiple of 64 and apart from the input and the result: of a byte for each BLOCK of
+    the input, 0 until the block is there. -1: all of it is there. Who sets bytes rings the bell: writes to the eventfd
+    of Attached.
 
     *ahead*: a recv that only a send which fits it shall meet; others pass it by (R16).
 
-    *shown* is such an offset, too: of a 32-bit word for each BLOCK of back, which becomes the number of the attempt
-    (Result.attempts) when the block is final in it. -1: nobody looks.
+    *shown* is such an offset, too: of a 32-bit word for each BLOCK of the result, which becomes the number of the
+    attempt (Result.attempts) when the block is final in it. -1: nobody looks.
     """
 
     id: Number  # counts the client's calls from 1
     call: Descriptor
-    front: Number
-    back: Number
+    input_buffer: Number
+    result_buffer: Number
     epoch: Number
     peer: Rank = -1  # of send and recv
     tag: Bits = 0
