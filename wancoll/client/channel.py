@@ -39,13 +39,9 @@ class Channel:
         sent.extend(map(self._send, (data,), (socket.MSG_DONTWAIT,)))
 
     def receive(self, handle: Callable[[Any], None], timeout: float | None) -> None:
-        """Wait until at least one message was handled, or the time is over.
+        """Call *handle* with each message, until one was handled or the time is over (None: no limit; 0: no wait).
 
         *handle* may see a message a second time if it was interrupted by an exception.
-
-        Args:
-            handle: called with each message.
-            timeout: seconds; None: no limit; 0: only what is there.
 
         Raises:
             PeerDaemonLost: the connection is gone.

@@ -132,11 +132,7 @@ def connect(
 def attachment(
     group: str, name: str, start_world: int | None, min_world: int, call_timeout: float | None = None
 ) -> m.Attach:
-    """What is said to the daemon.
-
-    Raises:
-        ConfigError: an argument of connect() that cannot be used.
-    """
+    """What is said to the daemon. Raises ConfigError: an argument of connect() that cannot be used."""
     start_world = min_world if start_world is None else start_world
     text: Any  # the callers are not all type-checked
     for what, text, shortest in (("group", group, 1), ("name", name, 0)):

@@ -170,11 +170,7 @@ class Connection:
         who: object,
         expected: str = "a tensor that no pending call writes, and an out that none uses",
     ) -> None:
-        """Refuse memory that a pending call uses.
-
-        Raises:
-            ConfigError: so it is.
-        """
+        """Refuse memory that a pending call uses. Raises ConfigError: so it is."""
         for other in self.pending:
             earlier = other.placement  # another thread may be finishing it
             if earlier is not None and placement.conflicts(earlier):
@@ -226,11 +222,7 @@ class Connection:
     # ---- waiting -------------------------------------------------------------------------------------
 
     def wait(self, work: Work, timeout: float | None) -> None:
-        """Return once *work* is finished.
-
-        Raises:
-            TimeoutError: it is not, after *timeout* seconds.
-        """
+        """Return once *work* is finished. Raises TimeoutError: it is not, after *timeout* seconds."""
         check_seconds("wait", "timeout", timeout)
         if not self._finish(work, timeout):
             raise self._still_pending(work)

@@ -38,14 +38,10 @@ _TAIL_BYTES = 2000
 
 
 class _Private:
-    """A command that this process started: `wancoll *command`, and a folder of its own.
+    """A command that this process started: `wancoll *command`, where DIRECTORY stands for a folder of its own.
 
-    Args:
-        label: of what it is, for errors.
-        command: its arguments; DIRECTORY stands for the folder.
-        started: how the line begins by which it says that it can be used.
-        timeout: seconds until then.
-        environment: more of it; what is secret is not for the command, which others of the machine can read.
+    It is *label* in errors, and can be used, within *timeout* seconds, when it says a line that begins with *started*.
+    The *environment* has what is secret, which others of the machine could read in the command.
 
     Attributes:
         number: among those of its kind that this process has now, from 1.
@@ -168,20 +164,9 @@ class _Private:
 
 
 class PrivateDaemon(_Private):
-    """Starts `wancoll peer` and waits until clients can attach.
+    """Starts `wancoll peer` and waits until clients can attach at its *socket*; raises what _Private does.
 
-    Args:
-        master: "host:port", with standby masters "host:port,host:port".
-        options: more options of `wancoll peer`.
-        timeout: seconds until it must have started.
-        token: that it joins with; "": $WANCOLL_JOIN, if that is set.
-
-    Attributes:
-        socket: path of its client socket.
-
-    Raises:
-        ConfigError: it refuses its options; says the end of its log.
-        PeerDaemonLost: it ended, or had not started in time; says the end of its log.
+    It joins with *token*; "": with $WANCOLL_JOIN, if that is set.
     """
 
     def __init__(
@@ -210,19 +195,9 @@ class PrivateDaemon(_Private):
 class PrivateMaster(_Private):
     """Starts `wancoll master` for one run: without a journal. It ends when its last daemon has been gone for a while.
 
-    So it outlives this process as long as others need it, and no longer: the folder of its authority is its own.
-
-    Args:
-        listen: "host:0"; the system chooses the port.
-        timeout: seconds until it must have started.
-
-    Attributes:
-        port: that it listens on.
-        token: to join it with; "": none is needed, as on loopback.
-
-    Raises:
-        ConfigError: it refuses its options; says the end of its log.
-        PeerDaemonLost: it ended, or had not started in time; says the end of its log.
+    So it outlives this process as long as others need it, and no longer: the folder of its authority is its own. The
+    system chooses its *port*. *token* is to join it with; "": none is needed, as on loopback. Raises what _Private
+    does.
     """
 
     def __init__(self, listen: str, timeout: float = START_SECONDS) -> None:

@@ -28,16 +28,9 @@ def ask(
     papers: Papers | None = None,
     believe_anybody: bool = False,
 ) -> Any:
-    """Connect, send *question*, return the first message that comes back.
+    """Connect, send *question*, return the first message of type *answers* that comes back in *timeout* seconds.
 
-    Args:
-        where: (host, port), or the path of a unix socket.
-        question: a message.
-        answers: type of what may come back.
-        timeout: seconds for all of it.
-        who: is asked, for errors.
-        papers: to ask over TLS with; None: in clear.
-        believe_anybody: over TLS, whoever answers: only for what is checked afterwards.
+    Over TLS it asks with *papers*, and may *believe_anybody* where what is answered is checked afterwards.
 
     Raises:
         OSError: no connection, or no answer in time.

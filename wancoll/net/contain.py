@@ -17,14 +17,8 @@ _TRACE_CHARS = 4000
 class contained:
     """Serve a connection inside: an exception is logged as a bug, with what came last, and ends here.
 
-    Expected failures are for who serves it, and never come here. A context manager; a generator would take three times
-    as long, at each message.
-
-    Args:
-        where: the connection came from, or goes to.
-        newest: gives what came over it last, bytes or a message.
-        ended: is told why it is over.
-        expected: failures that are for who serves the connection.
+    *ended* is told why it is over. Failures that are *expected* are for who serves it, and never come here. A context
+    manager; a generator would take three times as long, at each message.
     """
 
     __slots__ = ("_ended", "_expected", "_newest", "_where")

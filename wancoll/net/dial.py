@@ -29,15 +29,9 @@ class DialFailed(Exception):
 
 
 async def dial(addresses: Sequence[str], within: float, *, near_only: bool) -> trio.SocketStream:
-    """Connect to the first address that answers; DNS names are tried with all their addresses.
+    """Connect to the first "host:port" that answers *within* seconds; DNS names are tried with all their addresses.
 
-    Args:
-        addresses: "host:port" of each, whoever named them.
-        within: seconds.
-        near_only: those that are not of loopback are not dialled.
-
-    Raises:
-        DialFailed: none answered within *within* seconds.
+    *near_only*: addresses that are not of loopback are not dialled. Raises DialFailed: none answered in time.
     """
     reasons, refused = [], True
     with trio.move_on_after(within):

@@ -59,10 +59,7 @@ class Hot:
 def glance(stream: Stream, decoder: Decoder[Any], kinds: Any) -> Any:
     """The message that is there, if it is one of these *kinds* and nothing else: all other is left to who receives.
 
-    Args:
-        stream: whose task waits in receive().
-        decoder: of that task, all that it was fed is taken in.
-        kinds: a message type or a union of them.
+    That task waits in receive(), and all that its *decoder* was fed is taken in.
     """
     data = stream.look()
     if decoder.is_one(data):

@@ -52,41 +52,26 @@ Send = Callable[[bytes], Awaitable[None]]
 
 
 class Request(NamedTuple):
-    """What is asked for.
+    """What is asked for."""
 
-    Args:
-        path: without its query.
-        headers: values by the name in lower case.
-        head: the answer's body is not wanted.
-    """
-
-    path: str
-    headers: dict[str, list[str]] = {}
-    head: bool = False
+    path: str  # without its query
+    headers: dict[str, list[str]] = {}  # values by the name in lower case
+    head: bool = False  # the answer's body is not wanted
 
 
 class Answer(NamedTuple):
-    """A status, a text of some type, and further headers.
-
-    Args:
-        stream: sends what follows, piece by piece; it is cancelled when the reader goes. None: the body is all.
-    """
+    """A status, a text of some type, and further headers."""
 
     status: int
     body: bytes
     kind: str = TEXT
     headers: dict[str, str] = {}
+    # sends what follows, piece by piece; it is cancelled when the reader goes. None: the body is all.
     stream: Callable[[Send], Awaitable[None]] | None = None
 
 
 class Port:
-    """One port, and what it answers.
-
-    Args:
-        name: for the log.
-        listeners: closed by who opened them.
-        answer: gives the answer to a request.
-    """
+    """One port, and what it answers. Who opened the *listeners* closes them."""
 
     def __init__(
         self, name: str, listeners: list[socket.socket], answer: Callable[[Request], Awaitable[Answer]]
@@ -221,15 +206,10 @@ def shows(token: bytes, shown: list[str]) -> bool:
 
 
 def refused(request: Request, token: bytes, variable: str) -> Answer | None:
-    """The answer to a *request* that may not know; None: it may.
+    """The answer to a *request* that may not know, by its Authorization and Host; None: it may.
 
-    Without a token the listeners are on loopback, where a browser may be led by a name of somebody else's (DNS
-    rebinding): only this machine's own names count.
-
-    Args:
-        request: its Authorization and Host count.
-        token: b"": none.
-        variable: in which the process was given the token.
+    Without a token (in *variable*) the listeners are on loopback, where a browser may be led by a name of somebody
+    else's (DNS rebinding): only this machine's own names count.
     """
     if token and not shows(token, request.headers.get("authorization", [])):
         said = f"needs the token of {variable}, as bearer or as password of any user\n"

@@ -31,11 +31,7 @@ async def _first(others: trio.CancelScope, wait: Callable[[], Awaitable[None]]) 
 
 
 class Queues:
-    """What waits in many streams for their other ends, bounded: where it is too much, the one with most is given up.
-
-    Args:
-        max_bytes: in all of them.
-    """
+    """What waits in many streams for their other ends: beyond *max_bytes* the one with most is given up."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -52,15 +48,11 @@ class Queues:
 
 
 class Stream:
-    """One connected stream socket, owned from here on.
+    """One connected stream socket, owned from here on, to *who*.
 
-    Args:
-        sock: connected; made non-blocking.
-        who: names the other end.
-        max_bytes: that may wait for the other end; with more the connection is given up.
-        max_messages: the same in messages; 0: not bounded.
-        tls: seals what is sent and opens what comes, once shake_hands() has returned; None: all is in clear.
-        queues: bounds it together with others'; None: nothing does.
+    With more than *max_bytes*, or *max_messages* (0: not bounded), that wait for the other end it is given up; *queues*
+    bounds it together with others'. *tls* seals what is sent and opens what comes, once shake_hands() has returned;
+    None: all is in clear.
     """
 
     def __init__(

@@ -67,7 +67,7 @@ class Step(NamedTuple):
     # indices of earlier steps of this schedule over the same range, whose progress bounds this one. A recv does not
     # wait for them: bytes that come before they have come as far break the protocol.
     after: tuple[int, ...] = ()
-    result: bool = False  # what it writes to back is final and enters the digest
+    result: bool = False  # what it writes to the result is final and enters the digest
     measured: bool = False  # of an encode: the error that it makes is added up for the receipt
 
 

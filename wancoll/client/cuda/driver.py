@@ -37,11 +37,7 @@ class Driver:
         return int(code), values
 
     def __call__(self, name: str, *arguments: Any) -> Any:
-        """What a call gives.
-
-        Raises:
-            DeviceError: it failed.
-        """
+        """What a call gives. Raises DeviceError: it failed."""
         code, values = self.code(name, *arguments)
         if code:
             raise DeviceError("a call of the CUDA driver failed", who=name, got=self.explain(code))
@@ -60,11 +56,7 @@ class Driver:
 
 
 def driver(who: str) -> Driver:
-    """The driver, loaded once.
-
-    Raises:
-        ConfigError: there is none, or not in this process.
-    """
+    """The driver, loaded once. Raises ConfigError: there is none, or not in this process."""
     global _driver  # noqa: PLW0603 -- there is one driver in a process
     with _loading:
         if _driver is None:
@@ -292,11 +284,7 @@ class Device:
 
 
 class Memory:
-    """Memory of a device, until nobody holds this; it outlives the connection.
-
-    Raises:
-        DeviceError: there is none.
-    """
+    """Memory of a device, until nobody holds this; it outlives the connection. Raises DeviceError: there is none."""
 
     __slots__ = ("__weakref__", "address")
 
@@ -332,11 +320,7 @@ class Mark:
         self._device, self.event = device, event
 
     def ready(self) -> bool:
-        """Whether it has.
-
-        Raises:
-            DeviceError: it failed.
-        """
+        """Whether it has. Raises DeviceError: it failed."""
         if self.event is not None and self._device.reached(self.event):
             self.event = None
         return self.event is None

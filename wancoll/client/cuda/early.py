@@ -26,17 +26,9 @@ Numbers = np.ndarray[Any, np.dtype[np.uint32]]
 
 
 class Early:
-    """One tensor's result. Not for several threads at the same time.
+    """One tensor's result, from *start* in its buffer, on its way to a device. Not for several threads at the same time.
 
-    Args:
-        device: that it goes to.
-        start: where it begins in the result.
-        nbytes: of it.
-
-    Attributes:
-        stream: that its copies are on; None: nothing was copied.
-        memory: where they go to.
-        over: nothing is copied early any more.
+    Its copies are on *stream* (None: nothing was copied), and go to *memory*. *over*: nothing is copied early any more.
     """
 
     def __init__(self, device: Device, start: int, nbytes: int) -> None:

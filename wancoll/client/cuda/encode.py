@@ -56,11 +56,7 @@ def encode_launch(codec: Codec, dtype: DType, n: int, first: int = 0) -> Launch:
 
 
 def decode_launch(codec: Codec, dtype: DType, n: int) -> Launch:
-    """What decodes *n* elements, from a block's begin on.
-
-    Raises:
-        ConfigError: no kernel has this codec and dtype.
-    """
+    """What decodes *n* elements, from a block's begin on. Raises ConfigError: no kernel has this codec and dtype."""
     return Launch(_kernel("decode", codec, dtype), _blocks(n))
 
 

@@ -109,18 +109,12 @@ class Words:
 
 @dataclass(eq=False)
 class Holding:
-    """The streams that wait for one result.
-
-    Attributes:
-        numbers: their words.
-        before: marks that the copies to each device come behind.
-        released: they wait no more; a result that comes now is ordered as others are.
-    """
+    """The streams that wait for one result."""
 
     words: Words
-    numbers: list[int] = field(default_factory=list)
-    before: dict[int, list[Mark]] = field(default_factory=dict)
-    released: bool = False
+    numbers: list[int] = field(default_factory=list)  # their words
+    before: dict[int, list[Mark]] = field(default_factory=dict)  # marks that the copies to each device come behind
+    released: bool = False  # they wait no more; a result that comes now is ordered as others are
     pid: int = field(default_factory=os.getpid)
 
     def release(self) -> None:

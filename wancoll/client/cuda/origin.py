@@ -13,19 +13,13 @@ LEGACY, PER_THREAD, NO_SYNC = 1, 2, -1  # streams by number, as DLPack and the a
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """How a tensor's users are ordered. With neither stream nor order nobody has to be waited for before it is read.
+    """How a tensor's users are ordered. With neither stream nor order nobody has to be waited for before it is read."""
 
-    Attributes:
-        ordinal: of the device; None: the driver knows.
-        stream: the stream on which the tensor is used, as the driver takes it.
-        order: lets the tensor's owner order a stream of ours behind its own work (DLPack).
-        now: the stream that is the caller's at this moment, where that can be asked.
-    """
-
-    ordinal: int | None = None
-    stream: int | None = None
+    ordinal: int | None = None  # of the device; None: the driver knows
+    stream: int | None = None  # the stream on which the tensor is used, as the driver takes it
+    # lets the tensor's owner order a stream of ours behind its own work (DLPack)
     order: Callable[[int], object] | None = None
-    now: Callable[[], int] | None = None
+    now: Callable[[], int] | None = None  # the stream that is the caller's at this moment, where that can be asked
 
     @property
     def lasting(self) -> int | None:

@@ -64,13 +64,9 @@ class _Returning(weakref.ref[Pinned]):
 
 
 class Pool:
-    """The pinned blocks of one arena, *most* bytes of them. Not for several threads at the same time.
+    """The pinned blocks of one *arena*, *most* bytes of them. Not for several threads at the same time.
 
-    Args:
-        arena: where they lie.
-        most: bytes that may be pinned.
-        register: pins (address, bytes).
-        unregister: undoes it for an address.
+    *register* pins (address, bytes); *unregister* undoes it for an address.
     """
 
     def __init__(

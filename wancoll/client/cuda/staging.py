@@ -58,17 +58,11 @@ class Landing:
 
 @dataclass(slots=True)
 class Filling:
-    """An input on its way from devices.
+    """An input on its way from devices."""
 
-    Attributes:
-        table: a byte for each BLOCK of it, see Post.filled.
-        calls: what the driver calls with.
-        mark: behind the last call; None: an error came before, so nobody knows when it will be over.
-    """
-
-    table: Lease
-    calls: Any
-    mark: Mark | None = None
+    table: Lease  # a byte for each BLOCK of it, see Post.filled
+    calls: Any  # what the driver calls with
+    mark: Mark | None = None  # behind the last call; None: an error came before, so nobody knows when it will be over
 
     def over(self) -> bool:
         """Whether the driver uses it no more."""
@@ -95,10 +89,7 @@ class Piece(NamedTuple):
 def ordered(found: list[Piece], nbytes: int, share: tuple[int, int]) -> list[Piece]:
     """Pieces of *nbytes* bytes as a ring needs them that begins with a share: that one, then those before it, around.
 
-    Args:
-        found: by start.
-        nbytes: of the input.
-        share: its number, and how many there are.
+    They are given by start; *share* is its number, and how many there are.
     """
     mine, shares = share
 
@@ -225,11 +216,7 @@ class Staging:
     # ---- blocks --------------------------------------------------------------------------------------
 
     def take(self, nbytes: int) -> Lease | Pinned:
-        """A block of the arena, pinned if that can be.
-
-        Raises:
-            ArenaFull: there is no room.
-        """
+        """A block of the arena, pinned if that can be. Raises ArenaFull: there is no room."""
         with self._lock:
             if self._pool is None:
                 self._pool = Pool(self._arena, DEFAULT.pinned_bytes, self._register, self._unregister)
@@ -391,11 +378,7 @@ class Staging:
             filling.mark = teller.mark(teller.telling)
 
     def filled(self, filling: Filling) -> bool:
-        """Whether the input is there.
-
-        Raises:
-            DeviceError: it will not be: a device failed.
-        """
+        """Whether the input is there. Raises DeviceError: it will not be: a device failed."""
         with self._lock:
             return filling.mark is None or filling.mark.ready()
 

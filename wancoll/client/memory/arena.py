@@ -183,14 +183,9 @@ class Arena:
     # ---- taking and giving back ----------------------------------------------------------------------
 
     def take(self, nbytes: int, size: int | None = None) -> Lease:
-        """A block for *nbytes* bytes, with undefined contents.
+        """A block for *nbytes* bytes, with undefined contents; of exactly *size* bytes, from size_class(), if given.
 
-        Args:
-            nbytes: how many will be used.
-            size: exact size of the block, from size_class(); chosen if left out.
-
-        Raises:
-            ArenaFull: so it is.
+        Raises ArenaFull.
         """
         size = size or size_class(nbytes)
         with self._lock:

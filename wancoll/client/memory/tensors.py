@@ -512,23 +512,14 @@ _pointer.argtypes, _pointer.restype = (ctypes.py_object, ctypes.c_char_p), ctype
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """A tensor as its capsule describes it. The memory is valid while this object lives.
+    """A tensor as its capsule describes it. The memory is valid while this object lives."""
 
-    Attributes:
-        capsule: never consumed; its destructor hands the memory back to the exporter.
-        address: of the first element.
-        dtype: numpy's name for it ("bfloat16" too), or a description.
-        shape: in elements.
-        strides: in elements; None where the exporter says C-contiguous.
-        read_only: the exporter forbids writing, or what it exported is a copy.
-    """
-
-    capsule: Any
-    address: int
-    dtype: str
-    shape: tuple[int, ...]
-    strides: tuple[float, ...] | None
-    read_only: bool
+    capsule: Any  # never consumed; its destructor hands the memory back to the exporter
+    address: int  # of the first element
+    dtype: str  # numpy's name for it ("bfloat16" too), or a description
+    shape: tuple[int, ...]  # in elements
+    strides: tuple[float, ...] | None  # in elements; None where the exporter says C-contiguous
+    read_only: bool  # the exporter forbids writing, or what it exported is a copy
 
     def __post_init__(self) -> None:
         if min(self.shape, default=0) < 0 or (self.strides is not None and len(self.strides) != len(self.shape)):
@@ -670,13 +661,8 @@ class _Memory:
 class DeviceView:
     """A tensor of a device for whoever reads __cuda_array_interface__: CuPy, Numba, torch, JAX, and this library.
 
-    Args:
-        keep: what holds the memory.
-        address: of the first element.
-        shape: in elements; they lie one after the other.
-        dtype: bfloat16 shows itself as int16, since the interface has no name for it.
-        stream: on which it is used; None: it is there.
-        writable: whether it may be written.
+    Its elements lie one after the other from *address* on, and *keep* holds the memory. A dtype of bfloat16 shows
+    itself as int16, since the interface has no name for it. It is used on *stream*; None: it is there.
     """
 
     def __init__(

@@ -28,21 +28,13 @@ _GENERATORS = (np.random.Generator, random.Random)
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """One thing.
+    """One thing."""
 
-    Attributes:
-        name: unique among the things of a call.
-        get: its state.
-        put: gives it one.
-        loose: it takes another state as a whole, whatever it held.
-        live: its state's tensors are its own, so that it need not be told when they change.
-    """
-
-    name: str
-    get: Callable[[], Mapping[Any, Any]]
-    put: Callable[[Any], object]
-    loose: bool
-    live: bool
+    name: str  # unique among the things of a call
+    get: Callable[[], Mapping[Any, Any]]  # its state
+    put: Callable[[Any], object]  # gives it one
+    loose: bool  # it takes another state as a whole, whatever it held
+    live: bool  # its state's tensors are its own, so that it need not be told when they change
 
 
 class Things:
@@ -222,11 +214,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _new(entry: Entry, library: str) -> Any:
-    """A tensor as the winner's *entry* describes it.
-
-    Raises:
-        ProtocolError: it describes none.
-    """
+    """A tensor as the winner's *entry* describes it. Raises ProtocolError: it describes none."""
     try:
         if library == "torch":
             torch: Any = sys.modules["torch"]
