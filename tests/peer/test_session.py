@@ -22,6 +22,7 @@ from tests.peer.test_grace import SUM, cover
 from tests.peer.test_member import data, epoch, post
 from wancoll import resources
 from wancoll._native import ffi
+from wancoll.collective import Descriptor, DType, Kind
 from wancoll.errors import ConfigError, ProtocolError
 from wancoll.failpoints import Failpoints
 from wancoll.limits import BLOCK, DEFAULT
@@ -260,6 +261,23 @@ async def test_a_client_that_writes_between_two_looks_at_its_input_is_told_to_th
                     await trio.sleep(0.001)
             assert not any(isinstance(one, m.Written) for one in told) or number == 3
     assert [one for one in told if isinstance(one, m.Written)] == ([m.Written("g", 1, 3, str(op))] if writes else [])
+
+
+@pytest.mark.parametrize("kind", [Kind.reduce_scatter, Kind.all_to_all])
+async def test_blocks_of_members_that_are_lost_are_no_writing_to_the_input(kind: Kind, client: socket.socket) -> None:
+    """Each epoch reads less of the input; looks at it compare all that any epoch may read."""
+    session, told, _ = session_with(Engine(), client)
+    session.run(session.member.enter_epoch(epoch(2, 1, 2, 3, 4), 1.0))
+    session.run(session.member.links_ready(2, [1, 2, 3, 4]))
+    call = replace(post(1, Descriptor(kind, DType.float32, count=100), epoch=2), front=0, back=65536)
+    session.run(session.member.post(call, session.member.call(call), 1.0))
+    session.arena._map[:1600] = bytes(i % 251 for i in range(1600))
+    [op] = session.member.collectives.open.values()
+    for number, *mids in (3, 1, 2, 3), (4, 1, 2):
+        session.op_cancelled(op.engine_id)
+        session.run(session.member.enter_epoch(epoch(number, *mids), float(number)))
+        session.run(session.member.links_ready(number, mids))
+    assert (op.attempts, [one for one in told if isinstance(one, m.Written)]) == (3, [])
 
 
 async def test_what_changes_after_the_end_is_the_clients_own_affair(

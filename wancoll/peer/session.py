@@ -471,7 +471,7 @@ class Session:
                 assert isinstance(op.beside, Cover)
                 result_buffer = op.beside.result_buffer
             if op.attempts > 1 and not op.covers and meaning.input_bytes and not self._may_write(op):
-                self._look(op, input_buffer, meaning.input_bytes)
+                self._look(op, input_buffer, op.call.input_bytes)  # what any epoch reads: this one may read less
             prepared = self._prepared.get(meaning) or self._prepare(meaning, seat, channel)
             filled = base + op.filled if op.filled >= 0 and op.call.input_bytes else 0
             shown = base + op.shown if op.shown >= 0 and not beside else 0
