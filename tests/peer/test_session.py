@@ -269,7 +269,7 @@ async def test_blocks_of_members_that_are_lost_are_no_writing_to_the_input(kind:
     session, told, _ = session_with(Engine(), client)
     session.run(session.member.enter_epoch(epoch(2, 1, 2, 3, 4), 1.0))
     session.run(session.member.links_ready(2, [1, 2, 3, 4]))
-    call = replace(post(1, Descriptor(kind, DType.float32, count=100), epoch=2), front=0, back=65536)
+    call = replace(post(1, Descriptor(kind, DType.float32, count=100), epoch=2), input_buffer=0, result_buffer=65536)
     session.run(session.member.post(call, session.member.call(call), 1.0))
     session.arena._map[:1600] = bytes(i % 251 for i in range(1600))
     [op] = session.member.collectives.open.values()

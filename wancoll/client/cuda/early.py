@@ -26,7 +26,7 @@ Numbers = np.ndarray[Any, np.dtype[np.uint32]]
 
 
 class Early:
-    """One tensor's result, from *start* in its buffer, on its way to a device. Not for several threads at the same time.
+    """One tensor's result, on its way to a device, from *start* in the result. Not for several threads.
 
     Its copies are on *stream* (None: nothing was copied), and go to *memory*. *over*: nothing is copied early any more.
     """
