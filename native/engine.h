@@ -42,7 +42,7 @@ enum { WC_FRAME_NOTE = 1 };
 typedef struct wc_engine wc_engine;
 
 typedef struct {
-    uint32_t workers; /* threads; track t of every link belongs to worker t % workers */
+    uint32_t workers; /* threads; lane group t of every link belongs to worker t % workers */
     uint32_t segment; /* largest frame payload, bytes, a multiple of WC_DIGEST_BLOCK */
     uint32_t stripe; /* a step is not cut into parts smaller than this, bytes */
 } wc_config;
@@ -83,7 +83,7 @@ typedef struct {
     uint64_t noise[2]; /* keys of stochastic rounding: for measured encodes (results), and for all others */
     uint32_t divisor; /* for WC_FINAL of avg: the world size */
     uint32_t lanes; /* of the epoch's links; part p is meant for lane (seq + p) % lanes: small ops take turns */
-    uint32_t tracks; /* of the epoch's links */
+    uint32_t lane_groups; /* of the epoch's links */
     uint32_t no_turns; /* 1: part p goes to lane p % lanes and no other, for all ops of the epoch: lane 0 stays warm */
     uint32_t stripe; /* as in wc_config, for this op; 0: the engine's */
     uint32_t steps_count;
@@ -194,9 +194,9 @@ const char *wc_tls_reason(const wc_tls *tls);
 /* All calls below only queue a command for the workers: they return at once and take effect in the order of the calls.
    0, or -1 with errno (EINVAL: arguments; ENOMEM). */
 
-/* A link with `lanes` lanes, none attached yet, at `epoch`. Lane i is of track i % tracks. The lanes of a track share
+/* A link with `lanes` lanes, none attached yet, at `epoch`. Lane i is of track i % lane_groups. The lanes of a group share
    what is to be sent: any of them carries what it has room for. Both ends must say the same numbers. */
-int wc_link_open(wc_engine *engine, uint64_t link, uint32_t lanes, uint32_t tracks, uint64_t epoch);
+int wc_link_open(wc_engine *engine, uint64_t link, uint32_t lanes, uint32_t lane_groups, uint64_t epoch);
 /* The lane's connected, non-blocking stream socket; the lane after the last one, number `lanes`, is for notes, and a
    link need not have it. The engine owns fd from here on, also on failure. EINVAL: a lane takes one socket in its life,
    since bytes that were on a lost one are lost: a link that loses a lane is made anew.
@@ -213,7 +213,7 @@ int wc_link_pace(wc_engine *engine, uint64_t link, uint64_t rate);
 /* Closes the link's lanes; no LANE_DOWN events follow for it. */
 int wc_link_close(wc_engine *engine, uint64_t link);
 /* Starts an op. EINVAL: the id is taken by a live op, a link is not open, is not at the op's epoch or has another
-   number of lanes or tracks, two steps from one rank have the same number, a place does not lie within its buffer, or
+   number of lanes or lane groups, two steps from one rank have the same number, a place does not lie within its buffer, or
    a link has had an op of this seq or a later one in this epoch. The memory of an op that was cancelled before may be used again at once: no
    worker starts before all have let go of that one. */
 int wc_post(wc_engine *engine, const wc_op *op);

@@ -55,9 +55,9 @@ bool wc_test_no_memory(void);
 
 typedef struct wc_part wc_part;       /* part.h */
 typedef struct wc_work wc_work;       /* op.h */
-typedef struct wc_share wc_share;     /* pull.h */
+typedef struct wc_op_queue wc_op_queue;     /* pull.h */
 typedef struct wc_task wc_task;       /* op.h */
-typedef struct wc_track wc_track;     /* track.h */
+typedef struct wc_lane_group wc_lane_group;     /* lane_group.h */
 typedef struct wc_lane wc_lane;       /* lane.h */
 typedef struct wc_link wc_link;       /* link.h */
 typedef struct wc_command wc_command; /* commands.h */

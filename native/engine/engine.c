@@ -103,11 +103,11 @@ static wc_work *work_find(const wc_engine *engine, uint64_t id)
     return work;
 }
 
-int wc_link_open(wc_engine *engine, uint64_t id, uint32_t lanes, uint32_t tracks, uint64_t epoch)
+int wc_link_open(wc_engine *engine, uint64_t id, uint32_t lanes, uint32_t lane_groups, uint64_t epoch)
 {
-    if (lanes < 1 || lanes > WC_MAX_LANES || tracks < 1 || tracks > lanes)
+    if (lanes < 1 || lanes > WC_MAX_LANES || lane_groups < 1 || lane_groups > lanes)
         return fail(EINVAL);
-    wc_link *link = wc_link_new(engine, id, lanes, tracks, epoch);
+    wc_link *link = wc_link_new(engine, id, lanes, lane_groups, epoch);
     if (!link)
         return fail(ENOMEM);
     pthread_mutex_lock(&engine->mutex);

@@ -1,8 +1,8 @@
 /* The ready queue of a worker: what it can go on with.
 
    Nothing in the engine runs what it has let go. Bytes that arrive, parts that move and sockets that have room mark
-   what can go on, and the worker's loop takes the marks until none is left. So calls lead from the worker to a track,
-   its lanes and their parts, and never back; nothing is entered a second time while it runs.
+   what can go on, and the worker's loop takes the marks until none is left. So calls lead from the worker to a lane
+   group, its lanes and their parts, and never back; nothing is entered a second time while it runs.
 
    - Order: by kind, as listed below; within a kind, what was marked first comes first. So bytes that have arrived are
      reduced and sent while they are in the cache, before any lane reads on. A lane stays the first one until its turn
@@ -19,7 +19,7 @@
 
 typedef enum {
     WC_READY_END,   /* wc_task: all of its parts are finished */
-    WC_READY_TRACK, /* wc_track: some lane may have something to send */
+    WC_READY_GROUP, /* wc_lane_group: some lane may have something to send */
     WC_READY_PART,  /* wc_part: a local one, more of what it reads is there */
     WC_READY_LANE,  /* wc_lane: it may have something to receive */
     WC_READY_TURN,  /* wc_task: it has local parts that wait for nothing but their turn */

@@ -19,9 +19,9 @@ static void end(wc_task *task)
 {
     wc_work *work = task->work;
     task->remaining = 0;
-    for (size_t i = 0; i < work->shares_count; i++)
-        if (work->shares[i].task == task)
-            wc_share_leave(&work->shares[i]);
+    for (size_t i = 0; i < work->queues_count; i++)
+        if (work->queues[i].task == task)
+            wc_queue_leave(&work->queues[i]);
     wc_gate_leave(task);
     wc_work_let_go(work, false);
 }
@@ -33,8 +33,8 @@ static void drain(wc_worker *worker)
     for (void *mark;;) {
         if ((mark = wc_list_take(&ready[WC_READY_END])))
             end(mark);
-        else if ((mark = wc_list_take(&ready[WC_READY_TRACK])))
-            wc_track_send(mark);
+        else if ((mark = wc_list_take(&ready[WC_READY_GROUP])))
+            wc_group_send(mark);
         else if ((mark = wc_list_take(&ready[WC_READY_PART])))
             wc_local_go(mark);
         else if ((mark = ready[WC_READY_LANE].head))
@@ -93,9 +93,9 @@ static void post(wc_worker *worker, wc_work *work)
     wc_task *task = &work->tasks[worker->index];
     if (work->parts_count == 0)
         wc_ready_mark(&worker->ready, WC_READY_END, &task->mark);
-    for (size_t i = 0; i < work->shares_count; i++)
-        if (work->shares[i].task == task)
-            wc_track_post(&work->shares[i]);
+    for (size_t i = 0; i < work->queues_count; i++)
+        if (work->queues[i].task == task)
+            wc_group_post(&work->queues[i]);
     wc_gate_enter(task); /* before anything is looked at: what is filled from here on, a bell tells */
     for (size_t i = 0; i < work->parts_count; i++)
         if (work->parts[i].task == task)
@@ -107,9 +107,9 @@ static void cancel(wc_worker *worker, wc_work *work)
     wc_task *task = &work->tasks[worker->index];
     if (task->remaining == 0)
         return;
-    for (size_t i = 0; i < work->shares_count; i++)
-        if (work->shares[i].task == task && work->shares[i].track)
-            wc_track_forget(work->shares[i].track, work);
+    for (size_t i = 0; i < work->queues_count; i++)
+        if (work->queues[i].task == task && work->queues[i].group)
+            wc_group_forget(work->queues[i].group, work);
     task->remaining = 0;
     if (task->mark.listed)
         wc_list_remove(&worker->ready.of[WC_READY_TURN], &task->mark);
@@ -127,16 +127,16 @@ static void execute(wc_worker *worker, wc_command *command)
         command->stream.fd = -1;
         break;
     case WC_CMD_EPOCH:
-        for (uint32_t i = first; i < link->tracks_count; i += workers)
-            wc_track_set_epoch(&link->tracks[i], command->number);
+        for (uint32_t i = first; i < link->groups_count; i += workers)
+            wc_group_set_epoch(&link->groups[i], command->number);
         break;
     case WC_CMD_PACE:
-        for (uint32_t i = first; i < link->tracks_count; i += workers)
-            wc_track_set_pace(&link->tracks[i], command->number);
+        for (uint32_t i = first; i < link->groups_count; i += workers)
+            wc_group_set_pace(&link->groups[i], command->number);
         break;
     case WC_CMD_CLOSE:
-        for (uint32_t i = first; i < link->tracks_count; i += workers)
-            wc_track_close(&link->tracks[i]);
+        for (uint32_t i = first; i < link->groups_count; i += workers)
+            wc_group_close(&link->groups[i]);
         break;
     case WC_CMD_POST:
         post(worker, command->work);

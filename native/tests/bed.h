@@ -168,7 +168,7 @@ static wc_event next_event(wc_engine *engine, int timeout_ms)
 
 typedef struct {
     int ranks;
-    uint32_t lanes, tracks;
+    uint32_t lanes, lane_groups;
     wc_engine *engines[MAX_RANKS];
     int fds[MAX_RANKS][MAX_RANKS][MAX_BED_LANES]; /* numbers only: the engines own them */
 } bed;
@@ -195,7 +195,7 @@ static void bed_attach(bed *b, int r, int s, uint32_t lane)
     must(wc_lane_attach(b->engines[s], link_to(r), lane, pair[1], 1) == 0, "attach");
 }
 
-static uint32_t bed_tracks(uint32_t lanes, uint32_t workers)
+static uint32_t bed_lane_groups(uint32_t lanes, uint32_t workers)
 {
     return lanes < workers ? lanes : workers;
 }
@@ -203,13 +203,13 @@ static uint32_t bed_tracks(uint32_t lanes, uint32_t workers)
 static void bed_start(bed *b, int ranks, uint32_t lanes, uint32_t workers, uint32_t segment, uint32_t stripe)
 {
     wc_config config = {.workers = workers, .segment = segment, .stripe = stripe};
-    *b = (bed){.ranks = ranks, .lanes = lanes, .tracks = bed_tracks(lanes, workers)};
+    *b = (bed){.ranks = ranks, .lanes = lanes, .lane_groups = bed_lane_groups(lanes, workers)};
     for (int r = 0; r < ranks; r++)
         must((b->engines[r] = wc_engine_new(&config)) != NULL, "wc_engine_new");
     for (int r = 0; r < ranks; r++) {
         for (int s = 0; s < r; s++) {
-            must(wc_link_open(b->engines[r], link_to(s), lanes, bed_tracks(lanes, workers), 1) == 0, "link");
-            must(wc_link_open(b->engines[s], link_to(r), lanes, bed_tracks(lanes, workers), 1) == 0, "link");
+            must(wc_link_open(b->engines[r], link_to(s), lanes, bed_lane_groups(lanes, workers), 1) == 0, "link");
+            must(wc_link_open(b->engines[s], link_to(r), lanes, bed_lane_groups(lanes, workers), 1) == 0, "link");
             for (uint32_t lane = 0; lane < lanes; lane++)
                 bed_attach(b, r, s, lane);
         }
@@ -289,7 +289,7 @@ static int post_ring(bed *b, const int *ring, int n, int me, call c, buffer inpu
     size_t itemsize = wc_dtype_size((int)c.dtype);
     wc_op op = {
         .id = c.id, .epoch = c.epoch, .seq = c.seq, .fingerprint = c.fingerprint, .input = input.data, .result = result.data,
-        .bytes = {c.count * itemsize, c.count * itemsize}, .dtype = c.dtype, .op = c.op, .divisor = (uint32_t)n, .lanes = b->lanes, .tracks = b->tracks,
+        .bytes = {c.count * itemsize, c.count * itemsize}, .dtype = c.dtype, .op = c.op, .divisor = (uint32_t)n, .lanes = b->lanes, .lane_groups = b->lane_groups,
         .steps_count = ring_schedule(lines, ring, n, me, c.count, itemsize), .digest = 1, .steps = lines,
         .filled = c.filled, .shown = c.shown, .attempt = c.attempt,
     };

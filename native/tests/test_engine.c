@@ -284,7 +284,7 @@ static void test_local_steps_take_turns(bool fine)
         fill(input[i], i);
         const wc_step copy = {.length = bytes, .to = {.buffer = WC_RESULT}, .after = {-1, -1}, .direction = WC_LOCAL, .result = 1};
         wc_op op = {.id = (uint64_t)i, .epoch = 1, .seq = 1, .fingerprint = 7, .input = input[i].data, .result = result[i].data,
-                    .bytes = {bytes, bytes}, .dtype = WC_I32, .op = WC_SUM, .divisor = 1, .lanes = 1, .tracks = 1,
+                    .bytes = {bytes, bytes}, .dtype = WC_I32, .op = WC_SUM, .divisor = 1, .lanes = 1, .lane_groups = 1,
                     .stripe = fine ? 65536 : LARGE, .steps_count = 1, .digest = 1, .steps = &copy, .filled = filled};
         must(wc_post(engine, &op) == 0, "post");
     }
@@ -344,7 +344,7 @@ static void test_lane_loss(void)
     CHECK(wc_lane_attach(b.engines[1], link_to(0), 0, pair[1], 1) == -1 && errno == EINVAL); /* it has one that is well */
     for (int r = 0; r < 2; r++) {
         CHECK(wc_link_close(b.engines[r], link_to(1 - r)) == 0);
-        must(wc_link_open(b.engines[r], link_to(1 - r), b.lanes, b.tracks, 2) == 0, "link");
+        must(wc_link_open(b.engines[r], link_to(1 - r), b.lanes, b.lane_groups, 2) == 0, "link");
     }
     for (uint32_t lane = 0; lane < b.lanes; lane++)
         bed_attach(&b, 0, 1, lane);
@@ -407,7 +407,7 @@ static int post_exchange(bed *b, int n, int me, call c, buffer input, buffer res
     wc_op op = {
         .id = c.id, .epoch = c.epoch, .seq = c.seq, .fingerprint = c.fingerprint, .input = input.data, .result = result.data,
         .bytes = {c.count * 4, c.count * 4}, .dtype = WC_F32, .op = c.op, .codec = WC_CODEC_INT8, .divisor = (uint32_t)n,
-        .lanes = b->lanes, .tracks = b->tracks, .digest = 1, .steps = lines, .filled = c.filled,
+        .lanes = b->lanes, .lane_groups = b->lane_groups, .digest = 1, .steps = lines, .filled = c.filled,
     };
     op.steps_count = exchange_schedule(lines, &op.bytes[WC_SCRATCH], n, me, c.count);
     return wc_post(b->engines[me], &op);
@@ -510,7 +510,7 @@ static raw raw_start(uint32_t checksums)
     r.fd = pair[0];
     must(r.engine && wc_link_open(r.engine, RAW_LINK, 1, 1, 5) == 0 && wc_lane_attach(r.engine, RAW_LINK, 0, pair[1], checksums) == 0, "raw");
     wc_op op = {.id = 1, .epoch = 5, .seq = 2, .fingerprint = 7, .input = r.result.data, .result = r.result.data, .bytes = {0, RAW_BYTES},
-                .dtype = WC_I32, .divisor = 1, .lanes = 1, .tracks = 1, .steps_count = 1, .steps = &line};
+                .dtype = WC_I32, .divisor = 1, .lanes = 1, .lane_groups = 1, .steps_count = 1, .steps = &line};
     CHECK(wc_post(r.engine, &op) == 0);
     return r;
 }
@@ -557,7 +557,7 @@ static void put_frame(int fd, wc_frame frame, const uint8_t *payload)
 /* Two neighbours of an engine, which the test plays. The op that is cancelled (1) has sent what A needs, and half of
    what B needs; op 2 waits for a frame of A, and sends to B after it. A cancel lets op 2 go on, over B's lane, where op
    1 has a part that could be sent by now: it must have left that lane before. */
-static void test_cancel_leaves_all_tracks_first(void)
+static void test_cancel_leaves_all_lane_groups_first(void)
 {
     enum { A = 201, B = 202, HALF = WC_DIGEST_BLOCK, BYTES = 2 * HALF };
     wc_config config = {.workers = 1, .segment = HALF, .stripe = BYTES};
@@ -580,7 +580,7 @@ static void test_cancel_leaves_all_tracks_first(void)
     };
     for (int i = 0; i < 2; i++) {
         wc_op op = {.id = 1 + (uint64_t)i, .epoch = 1, .seq = 1 + (uint64_t)i, .fingerprint = 7, .input = input[i], .result = result[i],
-                    .bytes = {BYTES, BYTES}, .dtype = WC_I32, .op = WC_SUM, .divisor = 1, .lanes = 1, .tracks = 1, .stripe = BYTES,
+                    .bytes = {BYTES, BYTES}, .dtype = WC_I32, .op = WC_SUM, .divisor = 1, .lanes = 1, .lane_groups = 1, .stripe = BYTES,
                     .steps_count = 2, .steps = i ? second : first, .filled = filled[i]};
         must(wc_post(engine, &op) == 0, "post");
     }
@@ -675,7 +675,7 @@ static void test_parked(void)
         } else {
             wc_step line = {.link = RAW_LINK, .length = RAW_BYTES, .to = {.buffer = WC_RESULT}, .after = {-1, -1}, .direction = WC_RECV};
             wc_op op = {.id = 2, .epoch = 6, .seq = 2, .fingerprint = 7, .input = r.result.data, .result = r.result.data,
-                        .bytes = {0, RAW_BYTES}, .dtype = WC_I32, .divisor = 1, .lanes = 1, .tracks = 1, .steps_count = 1, .steps = &line};
+                        .bytes = {0, RAW_BYTES}, .dtype = WC_I32, .divisor = 1, .lanes = 1, .lane_groups = 1, .steps_count = 1, .steps = &line};
             CHECK(wc_post(r.engine, &op) == -1 && errno == EINVAL); /* not the link's epoch */
             CHECK(wc_link_epoch(r.engine, RAW_LINK, 6) == 0 && wc_cancel(r.engine, 1) == 0 && wc_post(r.engine, &op) == 0);
             CHECK(next_event(r.engine, DEADLINE_MS).type == WC_EV_CANCELLED);
@@ -705,7 +705,7 @@ static void test_early(int round)
     memset(input.data, 1, TOTAL);
     wc_step lines[4 * N];
     wc_op op = {.id = 1, .epoch = 5, .seq = 2, .fingerprint = 7, .input = input.data, .result = result.data, .bytes = {TOTAL, TOTAL},
-                .dtype = WC_U8, .op = WC_SUM, .divisor = N, .lanes = 1, .tracks = 1, .digest = 1, .steps = lines,
+                .dtype = WC_U8, .op = WC_SUM, .divisor = N, .lanes = 1, .lane_groups = 1, .digest = 1, .steps = lines,
                 .steps_count = ring_schedule(lines, ALL, N, 0, TOTAL, 1)};
     must(wc_post(engine, &op) == 0, "post");
     uint8_t *bytes = malloc(2 * (CHUNK + sizeof(wc_frame)));
@@ -738,7 +738,7 @@ static void test_flips(void)
 {
     enum { COUNT = 16, HALF = COUNT / 2 * 4, STREAM = 2 * (int)(sizeof(wc_frame) + HALF) };
     wc_config config = {.workers = 1, .segment = 65536, .stripe = 65536};
-    bed b = {.ranks = 2, .lanes = 1, .tracks = 1};
+    bed b = {.ranks = 2, .lanes = 1, .lane_groups = 1};
     buffer input[2], result[2];
     for (int r = 0; r < 2; r++) {
         must((b.engines[r] = wc_engine_new(&config)) != NULL, "wc_engine_new");
@@ -822,7 +822,7 @@ static void test_flips_of_kinds(void)
             steps[0].to.offset = kind == SHIFTED ? 0 : START;
             wc_op op = {.id = 1, .epoch = 5, .seq = 2, .fingerprint = 7, .input = input, .result = out.data, .bytes = {TOTAL, TOTAL, TOTAL},
                         .dtype = kind == ENCODED ? WC_F32 : WC_I32, .codec = kind == ENCODED ? WC_CODEC_INT8 : WC_CODEC_NONE,
-                        .divisor = 1, .lanes = 1, .tracks = 1, .digest = kind != NOT_HASHED, .steps_count = 1, .steps = steps};
+                        .divisor = 1, .lanes = 1, .lane_groups = 1, .digest = kind != NOT_HASHED, .steps_count = 1, .steps = steps};
             if (kind == ENCODED) {
                 op.steps_count = 2;
                 steps[1] = (wc_step){.start = START, .length = RAW, .to = steps[0].to, .left = coded, .after = {0, -1},
@@ -933,7 +933,7 @@ static void test_no_memory(void)
 {
     enum { COUNT = 300000, FAILS = 100 };
     wc_config config = {.workers = 2, .segment = 65536, .stripe = 65536};
-    bed b = {.ranks = 2, .lanes = 2, .tracks = 2};
+    bed b = {.ranks = 2, .lanes = 2, .lane_groups = 2};
     buffer input[2], result[2];
     int tries = 0;
     for (int r = 0; r < 2; r++) {
@@ -947,7 +947,7 @@ static void test_no_memory(void)
         int result = -1;
         for (allocations = tries = 0; result < 0 && tries < FAILS; allocations = ++tries)
             CHECK((result = wc_link_open(b.engines[r], link_to(1 - r), 2, 2, 1)) == 0 || errno == ENOMEM);
-        CHECK(result == 0 && tries == 5); /* link, tracks, a command to close it for each worker */
+        CHECK(result == 0 && tries == 5); /* link, lane groups, a command to close it for each worker */
         tries = 0;
     }
     for (uint32_t lane = 0; lane < 2; lane++) {
@@ -1007,7 +1007,7 @@ static void test_flood(void)
     for (uint64_t id = 2; id < OPS; id++) {
         wc_step line = {.link = RAW_LINK, .length = RAW_BYTES, .to = {.buffer = WC_RESULT}, .after = {-1, -1}, .direction = WC_RECV};
         wc_op op = {.id = id, .epoch = 5, .seq = id + 1, .fingerprint = 7, .input = r.result.data, .result = r.result.data,
-                    .bytes = {0, RAW_BYTES}, .dtype = WC_I32, .divisor = 1, .lanes = 1, .tracks = 1, .steps_count = 1, .steps = &line};
+                    .bytes = {0, RAW_BYTES}, .dtype = WC_I32, .divisor = 1, .lanes = 1, .lane_groups = 1, .steps_count = 1, .steps = &line};
         wc_frame frame = good_frame();
         frame.seq = op.seq;
         ssize_t n;
@@ -1345,7 +1345,7 @@ static void test_arguments(void)
     CHECK(wc_note_send(engine, 1, memory, 0) == -1 && errno == EINVAL && wc_note_send(engine, 9, memory, 1) == -1 && errno == EINVAL);
     CHECK(wc_note_send(engine, 1, memory, WC_NOTE_BYTES + 1) == -1 && errno == EINVAL);
     wc_step good = {.link = 1, .length = 64, .to = {.buffer = WC_RESULT}, .after = {-1, -1}, .direction = WC_RECV, .action = WC_COPY};
-    wc_op op = {.id = 1, .epoch = 1, .input = memory, .result = memory, .bytes = {64, 64}, .dtype = WC_F32, .divisor = 1, .lanes = 2, .tracks = 1,
+    wc_op op = {.id = 1, .epoch = 1, .input = memory, .result = memory, .bytes = {64, 64}, .dtype = WC_F32, .divisor = 1, .lanes = 2, .lane_groups = 1,
                 .steps_count = 1};
     enum { BAD = 14 };
     wc_step lines[BAD];
@@ -1402,7 +1402,7 @@ int main(void)
     for (int round = 0; round < 20; round++)
         test_quantized(round);
     test_cancel();
-    test_cancel_leaves_all_tracks_first();
+    test_cancel_leaves_all_lane_groups_first();
     for (int round = 0; round < 20; round++)
         test_gate(round);
     test_local_steps_take_turns(true);

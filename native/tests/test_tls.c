@@ -131,7 +131,7 @@ static wc_op lane_op(const wire *w, wc_step *step, uint64_t id, uint64_t seq, in
                       .after = {-1, -1}, .direction = (uint8_t)direction, .result = direction == WC_RECV};
     return (wc_op){.id = id, .epoch = EPOCH, .seq = seq, .fingerprint = 7, .input = memory, .result = memory,
                    .bytes = {direction == WC_SEND ? bytes : 0, direction == WC_RECV ? bytes : 0}, .dtype = WC_U8,
-                   .divisor = 1, .lanes = 1, .tracks = 1, .steps_count = 1, .digest = direction == WC_RECV, .steps = step};
+                   .divisor = 1, .lanes = 1, .lane_groups = 1, .steps_count = 1, .digest = direction == WC_RECV, .steps = step};
 }
 
 /* What the other end can read now. Returns whole frames that came, up to one. */

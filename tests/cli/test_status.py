@@ -72,7 +72,7 @@ def test_the_plan_in_words(capsys):
     out = capsys.readouterr().out
     assert "ring: slowest edge 45 MB/s, once around 320 ms\n" in out
     assert "operations are committed by the master\n" in out
-    assert "plan: lanes 16, tracks 1, parts from 8 KiB, pacing 7.81 MB/s per lane, congestion control bbr\n" in out
+    assert "plan: lanes 16, lane groups 1, parts from 8 KiB, pacing 7.81 MB/s per lane, congestion control bbr\n" in out
     assert "  all_reduce: full_exchange up to 96 KiB, direct up to 5 MiB, ring\n  broadcast: tree\n" in out
 
 
@@ -81,7 +81,7 @@ def test_a_plan_from_nothing(capsys):
     status.print_tables(answer([], m.PlanStatus(plan, 0.0, 0.0, 0.0, 0.0)), console=wide())
     out = capsys.readouterr().out
     assert "ring:" not in out
-    assert "plan: lanes 1, tracks 1, parts from 1 GiB, pacing none, congestion control as each daemon is set\n" in out
+    assert "lanes 1, lane groups 1, parts from 1 GiB, pacing none, congestion control as each daemon is set\n" in out
 
 
 def test_json_has_all_of_it(capsys):

@@ -73,7 +73,7 @@ class Mesh:
     ) -> None:
         self.seals = seals  # None: lanes are in clear
         self.world, self.lanes, self.epoch, self.seq = world, lanes, 1, 0
-        self.tracks = min(lanes, config.get("workers", 2))
+        self.lane_groups = min(lanes, config.get("workers", 2))
         self.kept: list[Any] = []  # the engines know addresses only
         self.engines = [
             Engine(**{"segment": 64 * KIB, "stripe": 64 * KIB, "workers": 2, **config}) for _ in range(world)
@@ -88,7 +88,7 @@ class Mesh:
         for engine, link, ends in zip(
             (self.engines[rank], self.engines[other]), (100 + other, 100 + rank), zip(*pairs, strict=True), strict=True
         ):
-            engine.open_link(link, self.lanes, self.epoch, self.tracks)
+            engine.open_link(link, self.lanes, self.epoch, self.lane_groups)
             for lane, end in enumerate(ends):
                 if self.seals is None:
                     engine.attach_lane(link, lane, hand_over(end))
@@ -145,7 +145,7 @@ class Mesh:
             result_bytes=result_bytes,
             world_size=n,
             lanes=self.lanes,
-            tracks=self.tracks,
+            lane_groups=self.lane_groups,
             stripe=numbers.get("stripe", 0),
             turns=bool(numbers.get("turns", 1)),
             codec=call.codec,

@@ -131,7 +131,7 @@ def test_bytes_on_the_wire(world: int) -> None:
 def test_an_op_uses_the_lanes_that_its_plan_says(seq: int, stripe: int, turns: int, busy: list[int]) -> None:
     """Chunks of 2 MiB over 3 lanes; the first part goes to the lane whose turn it is, or to lane 0.
 
-    Of the tracks {0, 2} and {1}: where there are turns, lane 0 may help lane 2 and the other way round.
+    Of the lane groups {0, 2} and {1}: where there are turns, lane 0 may help lane 2 and the other way round.
     """
     input_buffers = [np.full(1 << 20, rank + 1, np.float32) for rank in range(2)]
     result_buffers = [np.zeros_like(input_buffer) for input_buffer in input_buffers]
@@ -213,7 +213,7 @@ def test_survivors_retry_in_the_same_memory_while_a_neighbour_does_not_read(mome
     with mesh_of(2, lanes) as ring:
         silent = []  # rank 2's ends: nobody ever reads them
         for engine in ring.engines:
-            engine.open_link(102, lanes, 1, ring.tracks)
+            engine.open_link(102, lanes, 1, ring.lane_groups)
             for lane in range(lanes):
                 a, b = tcp_pair()
                 engine.attach_lane(102, lane, hand_over(a))

@@ -176,7 +176,7 @@ class Peer:
         who = [m.MemberInfo(1 + i, f"m{i}", f"d{i}", [f"d{i}:1"], "") for i in range(size)]
         plan = message.plan
         if self.chance.pick(4):
-            plan = msgspec.structs.replace(plan, choices={}, lanes=1 + self.chance.pick(2), tracks=1)
+            plan = msgspec.structs.replace(plan, choices={}, lanes=1 + self.chance.pick(2), lane_groups=1)
         return msgspec.structs.replace(message, members=who, plan=plan, min_world=1 + self.chance.pick(2))
 
     def post(self) -> None:

@@ -55,7 +55,7 @@ from wancoll_master.core.views import report
 
 FILES = sorted(Path(__file__).with_name("scripts").glob("*.txt"))
 SHOWN = "    "
-USUAL = m.Plan(4, 256 << 10, True, {}, [], 0, "", tracks=4)  # plans show what differs from this
+USUAL = m.Plan(4, 256 << 10, True, {}, [], 0, "", lane_groups=4)  # plans show what differs from this
 
 
 @dataclass

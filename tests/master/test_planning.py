@@ -225,7 +225,7 @@ def test_a_joiner_is_measured_before_it_is_admitted(net):
 def test_the_plan_of_members_that_are_far_apart(net):
     plan = net.start(4).plan
     assert (plan.lanes, plan.stripe, plan.turns, plan.congestion) == (8, 8 * KIB, True, "bbr")
-    assert plan.tracks == 1  # all lanes share what is to be sent
+    assert plan.lane_groups == 1  # all lanes share what is to be sent
     assert plan.pacing == int(PACE_RAISE * 50 * MB / 8)
     assert set(plan.choices) == set(AVAILABLE)
     assert chosen(plan.choices["all_reduce"], 1000) == "full_exchange"
@@ -387,7 +387,7 @@ def test_bbr_needs_no_more_lanes_than_hold_what_is_under_way(net):
     fast = Net(rtt=0.1, speed=500 * MB)
     plan = fast.start(3).plan
     assert plan.lanes == 32  # 50 MB under way, 2 MiB on each lane
-    assert plan.tracks == 4  # so that four threads may serve them
+    assert plan.lane_groups == 4  # so that four threads may serve them
 
 
 def test_one_silent_uplink_keeps_lanes_as_they_are(net):

@@ -220,7 +220,7 @@ def test_the_plan_says_what_was_decided_and_why() -> None:
     looked = Looked()
     looked.story.note(m.EventRecord(WALL, GROUP, 1, "plan", "lanes 4 to 8: <b>"))
     found = looked.of("plan")
-    assert ["lanes", "4 a link, in 4 tracks"] in found["facts"]
+    assert ["lanes", "4 a link, in 4 lane groups"] in found["facts"]
     assert ["commit", "by the members"] in found["facts"]
     assert found["why"] == [[WALL, 1, "lanes 4 to 8: <b>"]]
 

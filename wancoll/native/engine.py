@@ -119,7 +119,7 @@ def prepare(
     result_bytes: int,
     world_size: int,
     lanes: int,
-    tracks: int = 1,
+    lane_groups: int = 1,
     stripe: int = 0,
     turns: bool = True,
     digest: bool = True,
@@ -136,7 +136,7 @@ def prepare(
     prepared = ffi.new("wc_op *")
     prepared.bytes = (input_bytes, result_bytes, schedule.scratch)
     prepared.dtype, prepared.op, prepared.codec, prepared.stochastic = int(dtype), int(op), int(codec), int(stochastic)
-    prepared.divisor, prepared.lanes, prepared.tracks = world_size, lanes, tracks
+    prepared.divisor, prepared.lanes, prepared.lane_groups = world_size, lanes, lane_groups
     prepared.stripe, prepared.no_turns = stripe, int(not turns)
     prepared.steps_count, prepared.digest = len(schedule.steps), int(digest)
     prepared.steps = steps
@@ -215,10 +215,11 @@ class Engine:
         """Readable while events wait. It belongs to the engine."""
         return lib.wc_engine_fd(self._live)
 
-    def open_link(self, link: int, lanes: int, epoch: int, tracks: int = 1) -> None:
-        """A link with *lanes* lanes, none attached yet, at *epoch*; see wc_link_open for tracks."""
+    def open_link(self, link: int, lanes: int, epoch: int, lane_groups: int = 1) -> None:
+        """A link with *lanes* lanes, none attached yet, at *epoch*; see wc_link_open for lane_groups."""
         _check(
-            lib.wc_link_open(self._live, link, lanes, tracks, epoch), f"link {link} cannot be opened with {lanes} lanes"
+            lib.wc_link_open(self._live, link, lanes, lane_groups, epoch),
+            f"link {link} cannot be opened with {lanes} lanes",
         )
 
     def attach_lane(self, link: int, lane: int, fd: int, checksums: bool = True) -> None:

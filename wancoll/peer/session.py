@@ -647,7 +647,7 @@ class Session:
             result_bytes=meaning.result_bytes,
             world_size=len(seat.world.mids),
             lanes=plan.lanes,
-            tracks=plan.tracks,
+            lane_groups=plan.lane_groups,
             stripe=plan.stripe,
             turns=plan.turns,
             digest=call.kind not in DATALESS and call.kind is not Kind.send,

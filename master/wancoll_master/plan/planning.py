@@ -142,7 +142,7 @@ def due(planned: Planned | None, measures: Measures, now: float) -> bool:
 
 def possible(plan: m.Plan) -> bool:
     """Whether a master can have made *plan*, which a daemon tells."""
-    return usable(plan.choices) and plan.tracks <= plan.lanes
+    return usable(plan.choices) and plan.lane_groups <= plan.lanes
 
 
 def propose(request: Request) -> Proposal:
@@ -172,7 +172,7 @@ def propose(request: Request) -> Proposal:
         pacing=wire.plan.pacing,
         congestion=wire.plan.congestion,
         spares=far,
-        tracks=min(wire.plan.tracks, lanes),
+        lane_groups=min(wire.plan.lane_groups, lanes),
     )
     if before is not None:
         changes += _differences(before.plan, plan, len(members), cost)
@@ -346,7 +346,7 @@ def _wire(
             lost = _lost(measures, members)
             pace, raised = _pace(max(_uplink(measures, members, lanes), carried), carried, lost, before)
             pacing = int(pace / lanes)
-    plan = m.Plan(lanes, STRIPE, True, {}, [], pacing, congestion, tracks=max(1, min(THREADS, lanes // sharing)))
+    plan = m.Plan(lanes, STRIPE, True, {}, [], pacing, congestion, lane_groups=max(1, min(THREADS, lanes // sharing)))
     looks = before.looks if before is not None and before.plan.lanes == lanes else 0
     return Planned(plan, None, tried, settled, looks, raised)
 

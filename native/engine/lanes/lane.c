@@ -13,7 +13,7 @@
 void wc_lane_init(wc_lane *lane, wc_link *link, wc_worker *worker, uint32_t index)
 {
     lane->link = link;
-    lane->track = &link->tracks[index % link->tracks_count];
+    lane->group = &link->groups[index % link->groups_count];
     lane->worker = worker;
     lane->index = index;
     lane->stream.fd = -1;
@@ -104,7 +104,7 @@ void wc_lane_attach_stream(wc_lane *lane, wc_stream stream, bool checksums)
     wc_window_begin(lane);
     atomic_store_explicit(&lane->counters.attached, true, memory_order_relaxed);
     wc_lane_interest(lane);
-    wc_ready_mark(&lane->worker->ready, WC_READY_TRACK, &lane->track->mark);
+    wc_ready_mark(&lane->worker->ready, WC_READY_GROUP, &lane->group->mark);
     if (wc_stream_holds(&lane->stream))
         receive(lane);
 }
@@ -132,7 +132,7 @@ void wc_lane_serve(wc_lane *lane, uint32_t events)
         return;
     if (events & EPOLLOUT) {
         lane->blocked = false;
-        wc_ready_mark(&lane->worker->ready, WC_READY_TRACK, &lane->track->mark);
+        wc_ready_mark(&lane->worker->ready, WC_READY_GROUP, &lane->group->mark);
     }
     if (!lane->rx_parked && (events & (EPOLLIN | ended))) {
         receive(lane);

@@ -25,7 +25,7 @@ typedef struct {
 struct wc_lane {
     wc_node mark;       /* WC_READY_LANE */
     wc_link *link;
-    wc_track *track;
+    wc_lane_group *group;
     wc_worker *worker;
     uint32_t index;
     bool given;         /* a socket was handed over, once and for all; guarded by engine->mutex */

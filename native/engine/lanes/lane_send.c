@@ -60,7 +60,7 @@ static wc_part *next_part(wc_lane *lane, uint32_t *begun, uint32_t *quota)
         if (wc_part_frame((wc_part *)at, &end))
             return (wc_part *)at;
     if (*quota && *begun == *quota) {
-        wc_ready_mark(&lane->worker->ready, WC_READY_TRACK, &lane->track->mark); /* others, or itself, may go on */
+        wc_ready_mark(&lane->worker->ready, WC_READY_GROUP, &lane->group->mark); /* others, or itself, may go on */
         return NULL;
     }
     wc_part *part = wc_pull(lane, quota);

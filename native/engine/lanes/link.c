@@ -3,30 +3,30 @@
 
 #include <stdlib.h>
 
-wc_link *wc_link_new(wc_engine *engine, uint64_t id, uint32_t lanes, uint32_t tracks, uint64_t epoch)
+wc_link *wc_link_new(wc_engine *engine, uint64_t id, uint32_t lanes, uint32_t lane_groups, uint64_t epoch)
 {
     wc_link *link = calloc(1, sizeof *link + lanes * sizeof link->lanes[0]);
     if (!link)
         return NULL;
-    link->tracks = calloc(tracks, sizeof *link->tracks);
+    link->groups = calloc(lane_groups, sizeof *link->groups);
     link->closing = wc_commands_new(engine, WC_CMD_CLOSE, NULL);
-    if (!link->tracks || !link->closing) {
+    if (!link->groups || !link->closing) {
         wc_commands_free(link->closing);
-        free(link->tracks);
+        free(link->groups);
         free(link);
         return NULL;
     }
     link->id = id;
     link->epoch = epoch;
     link->lanes_count = lanes;
-    link->tracks_count = tracks;
-    for (uint32_t i = 0; i < tracks; i++)
-        link->tracks[i] = (wc_track){
-            .link = link, .index = i, .lanes_count = (lanes - i + tracks - 1) / tracks, .epoch = epoch};
+    link->groups_count = lane_groups;
+    for (uint32_t i = 0; i < lane_groups; i++)
+        link->groups[i] = (wc_lane_group){
+            .link = link, .index = i, .lanes_count = (lanes - i + lane_groups - 1) / lane_groups, .epoch = epoch};
     atomic_init(&link->refs, engine->config.workers);
     wc_notes_init(&link->notes, engine, id, lanes);
     for (uint32_t i = 0; i < lanes; i++)
-        wc_lane_init(&link->lanes[i], link, &engine->workers[i % tracks % engine->config.workers], i);
+        wc_lane_init(&link->lanes[i], link, &engine->workers[i % lane_groups % engine->config.workers], i);
     return link;
 }
 
@@ -36,7 +36,7 @@ void wc_link_free(wc_link *link)
         wc_lane_destroy(&link->lanes[i]);
     wc_notes_destroy(&link->notes);
     wc_commands_free(link->closing);
-    free(link->tracks);
+    free(link->groups);
     free(link);
 }
 

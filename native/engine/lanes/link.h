@@ -1,11 +1,11 @@
-/* Links: all lanes to one other member, and the tracks that they are of. */
+/* Links: all lanes to one other member, and the lane groups that they are of. */
 #ifndef WC_LINK_H
 #define WC_LINK_H
 
 #include "common.h"
 #include "lane.h"
 #include "notes.h"
-#include "track.h"
+#include "lane_group.h"
 
 struct wc_link {
     uint64_t id, epoch;     /* epoch: as the caller knows it; guarded by engine->mutex */
@@ -15,14 +15,14 @@ struct wc_link {
     wc_command *closing;    /* made beforehand, so that closing cannot fail */
     wc_link *next;
     atomic_uint refs;       /* workers that have not processed the close, and posts that are being made */
-    uint32_t lanes_count, tracks_count;
-    wc_track *tracks;
+    uint32_t lanes_count, groups_count;
+    wc_lane_group *groups;
     wc_notes notes;
     wc_lane lanes[];
 };
 
 /* NULL: no memory */
-wc_link *wc_link_new(wc_engine *engine, uint64_t id, uint32_t lanes, uint32_t tracks, uint64_t epoch);
+wc_link *wc_link_new(wc_engine *engine, uint64_t id, uint32_t lanes, uint32_t lane_groups, uint64_t epoch);
 void wc_link_free(wc_link *link);
 void wc_link_unref(wc_link *link);
 wc_link *wc_link_find(const wc_engine *engine, uint64_t id); /* engine->mutex held */

@@ -10,11 +10,11 @@
 
 #define REFUSE(lane, ...) (wc_lane_down(lane, EPROTO, "protocol: " __VA_ARGS__), WC_DOWN)
 
-/* The part of the share's op that this offset of a step is in, or NULL. */
-static wc_part *part_at(const wc_share *share, uint16_t number, uint64_t offset)
+/* The part of the queue's op that this offset of a step is in, or NULL. */
+static wc_part *part_at(const wc_op_queue *queue, uint16_t number, uint64_t offset)
 {
-    const wc_work *work = share->work;
-    uint32_t index = number < share->numbers_count ? share->numbers[number] : 0;
+    const wc_work *work = queue->work;
+    uint32_t index = number < queue->numbers_count ? queue->numbers[number] : 0;
     if (!index)
         return NULL;
     const wc_cuts *step = &work->cuts[index - 1];
@@ -24,14 +24,14 @@ static wc_part *part_at(const wc_share *share, uint16_t number, uint64_t offset)
     wc_part *part = &work->parts[step->first + guess], *last = &work->parts[step->first + step->count - 1];
     while (part < last && offset >= part->end)
         part++;
-    return part->share == share ? part : NULL;
+    return part->queue == queue ? part : NULL;
 }
 
-/* The frame belongs to the share's op; is it the next one of a part? */
-static wc_verdict match_part(wc_lane *lane, wc_share *share, const wc_frame *frame)
+/* The frame belongs to the queue's op; is it the next one of a part? */
+static wc_verdict match_part(wc_lane *lane, wc_op_queue *queue, const wc_frame *frame)
 {
     const unsigned long long seq = frame->seq, offset = frame->offset;
-    wc_part *part = part_at(share, frame->number, frame->offset);
+    wc_part *part = part_at(queue, frame->number, frame->offset);
     if (!part || part->arrived)
         return REFUSE(lane, "step %u of seq %llu at offset %llu, %s", frame->number, seq, offset,
                       part ? "which is here" : "expected none");
@@ -86,17 +86,17 @@ wc_verdict wc_match(wc_lane *lane)
     if (frame->length == 0 && (frame->number || frame->offset))
         return REFUSE(lane, "an empty frame of step %u at offset %llu, expected of step 0 only", frame->number,
                       (unsigned long long)frame->offset);
-    const wc_track *track = lane->track;
-    if (frame->epoch != track->epoch)
-        return frame->epoch < track->epoch ? WC_DRAIN : WC_PARK;
-    wc_share *share = (wc_share *)track->shares.head;
-    while (share && share->work->op.seq != frame->seq)
-        share = (wc_share *)share->node.next;
-    if (!share)
-        return frame->seq < track->next_seq ? WC_DRAIN : WC_PARK; /* done or cancelled, or not posted yet */
-    if (frame->fingerprint != share->work->op.fingerprint) {
-        report_mismatch(lane, share->work, frame);
+    const wc_lane_group *group = lane->group;
+    if (frame->epoch != group->epoch)
+        return frame->epoch < group->epoch ? WC_DRAIN : WC_PARK;
+    wc_op_queue *queue = (wc_op_queue *)group->queues.head;
+    while (queue && queue->work->op.seq != frame->seq)
+        queue = (wc_op_queue *)queue->node.next;
+    if (!queue)
+        return frame->seq < group->next_seq ? WC_DRAIN : WC_PARK; /* done or cancelled, or not posted yet */
+    if (frame->fingerprint != queue->work->op.fingerprint) {
+        report_mismatch(lane, queue->work, frame);
         return WC_PARK;
     }
-    return match_part(lane, share, frame);
+    return match_part(lane, queue, frame);
 }

@@ -37,9 +37,9 @@ void wc_window_begin(wc_lane *lane)
 static void renew(wc_lane *lane, uint64_t now)
 {
     uint64_t turn = SPREAD_MS / lane->link->lanes_count;
-    if (now < lane->renewed_at + RENEW_MS || now < lane->track->renewed_at + turn)
+    if (now < lane->renewed_at + RENEW_MS || now < lane->group->renewed_at + turn)
         return;
-    lane->renewed_at = lane->track->renewed_at = now;
+    lane->renewed_at = lane->group->renewed_at = now;
     if (setsockopt(lane->stream.fd, IPPROTO_TCP, TCP_CONGESTION, OTHER, sizeof OTHER - 1) == 0)
         lane->bbr = setsockopt(lane->stream.fd, IPPROTO_TCP, TCP_CONGESTION, BBR, sizeof BBR - 1) == 0;
 }

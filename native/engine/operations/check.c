@@ -107,7 +107,8 @@ bool wc_op_valid(const wc_engine *engine, const wc_op *op)
             return false;
     if ((op->bytes[WC_INPUT] && !op->input) || (op->bytes[WC_RESULT] && !op->result) || (op->steps_count && !op->steps))
         return false;
-    if (op->divisor < 1 || op->lanes < 1 || op->lanes > WC_MAX_LANES || op->tracks < 1 || op->tracks > op->lanes)
+    if (op->divisor < 1 || op->lanes < 1 || op->lanes > WC_MAX_LANES || op->lane_groups < 1 ||
+        op->lane_groups > op->lanes)
         return false;
     if (!note_valid(op))
         return false;

@@ -1,5 +1,5 @@
-/* How an op is cut: steps into parts, and each track's share of them. Both ends of a link come to the same cuts, which
-   depend on the op alone. */
+/* How an op is cut: steps into parts, and a queue of them for each lane group. Both ends of a link come to the same
+   cuts, which depend on the op alone. */
 #include "shared.h"
 
 #include <string.h>
@@ -122,9 +122,9 @@ void wc_cut_count(wc_work *work)
 {
     const wc_op *op = &work->op;
     const uint32_t stripe = op_stripe(work->engine, op);
-    work->shares_count = (size_t)work->links_count * op->tracks;
+    work->queues_count = (size_t)work->links_count * op->lane_groups;
     for (uint32_t i = 0; i < work->links_count; i++)
-        work->links[i].share = (size_t)i * op->tracks;
+        work->links[i].queue = (size_t)i * op->lane_groups;
     for (uint32_t i = 0; i < op->steps_count; i++) {
         const wc_step *step = &op->steps[i];
         work->parts_count += part_count(step->length, op->lanes, stripe);
@@ -136,17 +136,17 @@ void wc_cut_count(wc_work *work)
     }
 }
 
-/* Fills in the shares. False: two steps from one rank have the same number. */
-static bool make_shares(wc_work *work)
+/* Fills in the queues. False: two steps from one rank have the same number. */
+static bool make_queues(wc_work *work)
 {
     const wc_op *op = &work->op;
     uint32_t *numbers = work->numbers;
     for (uint32_t i = 0; i < work->links_count; i++) {
         const wc_op_link *at = &work->links[i];
-        for (uint32_t k = 0; k < op->tracks; k++)
-            work->shares[at->share + k] = (wc_share){
+        for (uint32_t k = 0; k < op->lane_groups; k++)
+            work->queues[at->queue + k] = (wc_op_queue){
                 .work = work,
-                .track = &at->link->tracks[k],
+                .group = &at->link->groups[k],
                 .task = &work->tasks[k % work->engine->config.workers],
                 .numbers = numbers,
                 .numbers_count = at->numbers,
@@ -157,8 +157,8 @@ static bool make_shares(wc_work *work)
         const wc_step *step = &op->steps[i];
         if (step->direction != WC_RECV)
             continue;
-        const wc_share *share = &work->shares[work->links[work->link_of[i]].share];
-        uint32_t *slot = &work->numbers[share->numbers - work->numbers] + step->number;
+        const wc_op_queue *queue = &work->queues[work->links[work->link_of[i]].queue];
+        uint32_t *slot = &work->numbers[queue->numbers - work->numbers] + step->number;
         if (*slot)
             return false;
         *slot = i + 1;
@@ -166,15 +166,15 @@ static bool make_shares(wc_work *work)
     return true;
 }
 
-static void join_share(wc_part *part, wc_share *share, uint32_t count)
+static void join_queue(wc_part *part, wc_op_queue *queue, uint32_t count)
 {
     uint32_t lanes = part->work->op.lanes;
-    part->share = share;
+    part->queue = queue;
     if (part->direction != WC_SEND)
         return;
-    share->unbegun++;
-    if (share->homes < count)
-        share->homes = count < lanes ? count : lanes;
+    queue->unbegun++;
+    if (queue->homes < count)
+        queue->homes = count < lanes ? count : lanes;
 }
 
 /* Fills in the parts of all steps. */
@@ -184,7 +184,7 @@ static void make_parts(wc_work *work)
     const wc_engine *engine = work->engine;
     size_t next = 0;
     const uint32_t stripe = op_stripe(engine, op);
-    /* Part 0 of any call with this seq is of this lane's track: members whose calls differ in size meet there and find
+    /* Part 0 of any call with this seq is of this lane's group: members whose calls differ in size meet there and find
        out. */
     work->first_lane = op->no_turns ? 0 : (uint32_t)(op->seq % op->lanes);
     for (uint32_t i = 0; i < op->steps_count; i++) {
@@ -197,7 +197,7 @@ static void make_parts(wc_work *work)
             wc_part *part = &work->parts[next++];
             part->work = work;
             part->home = (work->first_lane + p) % op->lanes;
-            part->task = &work->tasks[part->home % op->tracks % engine->config.workers];
+            part->task = &work->tasks[part->home % op->lane_groups % engine->config.workers];
             part->begin = part->cursor = part_cut(step->start, step->length, count, p, align);
             part->end = part_cut(step->start, step->length, count, p + 1, align);
             describe_part(part, step);
@@ -208,7 +208,7 @@ static void make_parts(wc_work *work)
                 if (step->after[a] >= 0)
                     depend(part, a, &work->parts[work->cuts[step->after[a]].first + p]);
             if (link)
-                join_share(part, &work->shares[link->share + part->home % op->tracks], count);
+                join_queue(part, &work->queues[link->queue + part->home % op->lane_groups], count);
             part->task->remaining++;
         }
     }
@@ -216,7 +216,7 @@ static void make_parts(wc_work *work)
 
 bool wc_cut(wc_work *work)
 {
-    if (!make_shares(work))
+    if (!make_queues(work))
         return false;
     make_parts(work);
     return true;

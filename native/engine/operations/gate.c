@@ -48,9 +48,9 @@ static void look(wc_task *task)
             at = &part->next_gated;
         wc_part_go(part);
     }
-    for (size_t i = 0; i < work->shares_count && receives; i++)
-        if (work->shares[i].task == task && work->shares[i].track)
-            wc_track_look(work->shares[i].track);
+    for (size_t i = 0; i < work->queues_count && receives; i++)
+        if (work->queues[i].task == task && work->queues[i].group)
+            wc_group_look(work->queues[i].group);
 }
 
 void wc_gates_look(wc_worker *worker)

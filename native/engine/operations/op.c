@@ -42,7 +42,8 @@ static bool find_links(wc_work *work)
         if (op->steps[i].direction == WC_LOCAL)
             continue;
         wc_link *link = wc_link_find(engine, op->steps[i].link);
-        found = link && link->lanes_count == op->lanes && link->tracks_count == op->tracks && link->epoch == op->epoch;
+        found = link && link->lanes_count == op->lanes && link->groups_count == op->lane_groups &&
+                link->epoch == op->epoch;
         if (!found)
             break;
         if (link->post != engine->posts) {
@@ -85,7 +86,7 @@ static int make(wc_work *work)
     work->tasks = room(work, engine->config.workers, sizeof *work->tasks);
     work->parts = room(work, work->parts_count, sizeof *work->parts);
     work->cuts = room(work, op->steps_count, sizeof *work->cuts);
-    work->shares = room(work, work->shares_count, sizeof *work->shares);
+    work->queues = room(work, work->queues_count, sizeof *work->queues);
     work->numbers = room(work, work->numbers_count, sizeof *work->numbers);
     work->cancelling = wc_commands_new(engine, WC_CMD_CANCEL, NULL);
     copy_note(work);

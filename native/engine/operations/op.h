@@ -1,4 +1,4 @@
-/* A posted op: its parts, what of them each track has to carry, and who still works on it. */
+/* A posted op: its parts, what of them each lane group has to carry, and who still works on it. */
 #ifndef WC_OP_H
 #define WC_OP_H
 
@@ -22,7 +22,7 @@ struct wc_task {
 /* A link that an op uses. */
 typedef struct {
     wc_link *link;    /* kept alive while the op is being posted */
-    size_t share;     /* index of its first share */
+    size_t queue;     /* index of its first queue */
     uint32_t numbers; /* of steps to receive */
 } wc_op_link;
 
@@ -65,10 +65,10 @@ struct wc_work {
     uint32_t links_count;           /* those of links to reach are given back by wc_work_leave_links */
     wc_op_link *links;
     uint32_t *link_of;              /* by step, of those that have a link: index of it */
-    size_t shares_count;
-    wc_share *shares;               /* by link, then by track */
+    size_t queues_count;
+    wc_op_queue *queues;            /* by link, then by lane group */
     size_t numbers_count;
-    uint32_t *numbers;              /* of all shares */
+    uint32_t *numbers;              /* of all queues */
     uint32_t first_lane;            /* part 0 of each step is meant for it */
     bool speaks;                    /* its note is to be sent; guarded by engine->mutex */
     uint8_t note[WC_NOTE_BYTES];
@@ -83,7 +83,7 @@ bool wc_op_valid(const wc_engine *engine, const wc_op *op); /* but for its links
 uint64_t wc_block_raw(const wc_op *op); /* raw bytes of the codec's block; 1 without codec */
 
 /* Cut.c: how an op is cut into parts, the same on both ends of every link. */
-void wc_cut_count(wc_work *work); /* parts, shares and numbers; also numbers the shares of its links */
+void wc_cut_count(wc_work *work); /* parts, queues and numbers; also numbers the queues of its links */
 bool wc_cut(wc_work *work);       /* fills them in; false: two steps from one rank have the same number */
 
 /* Op.c */

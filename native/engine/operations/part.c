@@ -90,13 +90,13 @@ static void send_on(wc_part *part)
     bool begun = part->lane;
     if (part->node.listed != begun) /* it is offered already, or was begun and all of its frames have been made */
         return;
-    if (!part->share->track || !wc_part_frame(part, &end))
+    if (!part->queue->group || !wc_part_frame(part, &end))
         return;
     if (!begun) {
-        wc_list_append(&part->share->offered, &part->node);
-        part->share->offered_count++;
+        wc_list_append(&part->queue->offered, &part->node);
+        part->queue->offered_count++;
     }
-    wc_ready_mark(&part->task->worker->ready, WC_READY_TRACK, &part->share->track->mark);
+    wc_ready_mark(&part->task->worker->ready, WC_READY_GROUP, &part->queue->group->mark);
 }
 
 void wc_part_go(wc_part *part)

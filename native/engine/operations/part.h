@@ -12,7 +12,7 @@ typedef struct {
 } wc_spot;
 
 struct wc_part {
-    /* in a list: its share's offered ones, a lane's begun ones, its task's local ones, or it is a WC_READY_PART */
+    /* in a list: its queue's offered ones, a lane's begun ones, its task's local ones, or it is a WC_READY_PART */
     wc_node node;
     wc_part *after[WC_AFTER];          /* what bounds it, byte by byte */
     wc_part *dependents;               /* parts that it bounds */
@@ -20,7 +20,7 @@ struct wc_part {
     wc_part *next_gated;               /* in its task's list */
     wc_work *work;
     wc_task *task;                     /* of its worker */
-    wc_share *share;                   /* NULL: of a local step */
+    wc_op_queue *queue;                /* NULL: of a local step */
     wc_lane *lane;                     /* that has begun it, and carries it to its end; NULL: none yet */
     wc_spot to, left, right;
     uint64_t result_at;                /* where in the result buffer `to` is, if this makes a part of the result */

@@ -176,7 +176,7 @@ def plan_lines(status: PlanStatus) -> list[str]:
     lines = [f"ring: {', '.join(ring)}"] if ring else []
     lines.append(f"operations are committed by the {plan.collectors}")
     lines.append(
-        f"plan: lanes {plan.lanes}, tracks {plan.tracks}, parts from {format_size(plan.stripe, 3)}, "
+        f"plan: lanes {plan.lanes}, lane groups {plan.lane_groups}, parts from {format_size(plan.stripe, 3)}, "
         f"pacing {format_rate(plan.pacing, 3) + ' per lane' if plan.pacing else 'none'}, "
         f"congestion control {plan.congestion or 'as each daemon is set'}"
     )

@@ -52,7 +52,7 @@ def check_epoch(epoch: m.Epoch, mid: int) -> None:
     mids, names = ({getattr(one, field) for one in epoch.members} for field in ("mid", "name"))
     whole = len(mids) == len(names) == len(epoch.members)
     whole = whole and epoch.committed_upto <= m.MOST // 2  # calls are counted on from there (R19)
-    if mid not in mids or not whole or epoch.plan.tracks > epoch.plan.lanes or not usable(epoch.plan.choices):
+    if mid not in mids or not whole or epoch.plan.lane_groups > epoch.plan.lanes or not usable(epoch.plan.choices):
         raise ProtocolError(
             "announced an epoch that cannot be",
             who="the master",

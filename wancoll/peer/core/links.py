@@ -349,7 +349,7 @@ def lanes_of(channel: int, plan: m.Plan) -> int:
 def wire_plan(epoch: m.Epoch) -> int:
     """Stands for what connections are made with; they are made anew where it changes."""
     plan = epoch.plan
-    return zlib.crc32(repr((plan.lanes, plan.tracks, plan.congestion)).encode())
+    return zlib.crc32(repr((plan.lanes, plan.lane_groups, plan.congestion)).encode())
 
 
 class Links:

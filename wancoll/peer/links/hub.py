@@ -194,7 +194,7 @@ class LinkHub:
                 if (link := self._core.open().get(number)) is not None:
                     self._leads_to[number] = link.other.daemon
                 with self._or_broken(number):
-                    self._engine.open_link(number, plan.lanes, stamp, plan.tracks)
+                    self._engine.open_link(number, plan.lanes, stamp, plan.lane_groups)
                     if plan.pacing:
                         self._engine.pace_link(number, plan.pacing)
             case core.MoveLink(number, stamp, pacing):

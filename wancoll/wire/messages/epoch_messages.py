@@ -32,7 +32,7 @@ class Plan(Message, frozen=True):
     pacing: Number  # bytes per second of one lane; 0: no limit
     congestion: Annotated[str, Meta(max_length=32)]  # congestion control of the lanes; "": each daemon's setting
     spares: bool = False  # whether links to the members two places away are kept up, who are next to us after a loss
-    tracks: Annotated[int, Meta(ge=1, le=256)] = 1  # lanes with the same number modulo this share what is to be sent
+    lane_groups: Annotated[int, Meta(ge=1, le=256)] = 1  # lanes of one number modulo this share what is to be sent
     collectors: Name = "master"  # of votes that prove that all took part: the master, or the "members", each of all
 
 

@@ -311,7 +311,7 @@ def _plan(status: m.GroupStatus, events: list[m.EventRecord]) -> dict[str, Any]:
         plan, found = status.plan.plan, status.plan
         facts = [
             ["commit", f"by the {plan.collectors}"],
-            ["lanes", f"{plan.lanes} a link, in {plan.tracks} track{'s' * (plan.tracks != 1)}"],
+            ["lanes", f"{plan.lanes} a link, in {plan.lane_groups} lane group{'s' * (plan.lane_groups != 1)}"],
             ["parts", f"from {format_size(plan.stripe, 3)}"],
             ["pacing", f"{format_rate(plan.pacing, 3)} a lane" if plan.pacing else "none"],
             ["congestion control", plan.congestion or "as each daemon is set"],
