@@ -14,7 +14,7 @@ BUILT_FROM := pyproject.toml setup.py $(wildcard native/*.py $(foreach e,c h cu,
 # Side by side, threads of one numpy would wait for those of the others: a second's work took a minute.
 PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest
 SIDE_BY_SIDE := --numprocesses=3 --dist=worksteal
-# Fault tests that `make check` runs where the master commits, too; `make nightly` runs all.
+# Fault tests that run where the master collects all votes, too. The others have calls among theirs where it does.
 BOTH := late_abort master_restart
 # Tests start hundreds of processes: each would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
@@ -49,7 +49,7 @@ check: $(VENV)/.dev $(VENV)/.torch $(VENV)/.docs
 # What takes long, one after the other.
 nightly: $(VENV)/.dev $(VENV)/.torch
 	HYPOTHESIS_PROFILE=nightly $(PYTEST) -m nightly --timeout=1800 $(PYTEST_OPTIONS)
-	WANCOLL_VOTERS=0 $(PYTEST) --timeout=1800 tests/faults tests/end_to_end tests/chaos tests/wan
+	WANCOLL_VOTERS=0 $(PYTEST) --timeout=1800 tests/chaos $(BOTH:%=tests/faults/test_%.py)
 	$(MAKE) $(SAN_DIR)/test_tls.address
 	$(SAN_DIR)/test_tls.address 1 10000
 

@@ -89,8 +89,12 @@ class FakeDaemon:
     def answer(self, post: m.Post) -> None:
         """Build the result and say so."""
         self.compute(post)
+        self.commit(post)
+
+    def commit(self, post: m.Post, attempts: int = 1) -> None:
+        """Say that the result is what is in back."""
         self.drop(post)
-        self.send(self.result(post))
+        self.send(self.result(post, attempts))
 
     def next_post(self) -> m.Post:
         """The oldest call that is not answered."""

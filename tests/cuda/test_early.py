@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import wancoll
 from tests.client.fake_daemon import FakeDaemon
 from tests.client.tools import refused, until
 from tests.cuda.test_order import array, numbers, same
-from tests.faults.support import PEERS, Background, attempt, close_all, join, repair
+from tests.faults.support import PEERS, Background, attempt, close_all, cluster_fixture, join, repair
 from tests.later import later
 from wancoll.chaos import Cluster
 from wancoll.client.communicator import Communicator
@@ -124,8 +123,7 @@ def test_what_was_copied_early_is_in_the_result(
     result_buffer[: 4 * BLOCK] = 0xDD  # to see that they are not copied again
     result_buffer[4 * BLOCK :] = wanted.view(np.uint8)[4 * BLOCK :]
     manual.show(post, 1)
-    manual.drop(post)
-    manual.send(manual.result(post))
+    manual.commit(post)
     assert work.wait(60).out is out
     same(out.get(), wanted)
     same(out.seen(late), numbers(COUNT, 7) if into == "out" else numbers(COUNT))
@@ -143,8 +141,7 @@ def test_users_of_the_tensor_come_before_the_result(
     post = manual.next_post()
     manual.compute(post)
     begun(work, 5)
-    manual.drop(post)
-    manual.send(manual.result(post))
+    manual.commit(post)
     until(work.done)
     gpu.lib.standin_release()
     work.wait(60)
@@ -168,8 +165,7 @@ def test_another_attempt_voids_what_was_copied(gpu: Any, held: Communicator, man
     until(lambda: not work.done() and 2 in work.placement._early[0]._copied)
     result_buffer[6 * BLOCK :] = wanted[6 * BLOCK :]
     manual.show(post, 2, 0, 1)
-    manual.drop(post)
-    manual.send(manual.result(post, attempts=2))
+    manual.commit(post, attempts=2)
     work.wait(60)
     same(x.get(), 2 * numbers(COUNT))
 
@@ -236,8 +232,7 @@ def test_several_devices_and_the_host_in_one_result(gpu: Any, held: Communicator
     assert work.placement._early[4]._copied.tolist() == [1, 0, 0]
     gpu.lib.standin_drain()
     result_buffer[: 2 * BLOCK] = 0xDD
-    manual.drop(post)
-    manual.send(manual.result(post))
+    manual.commit(post)
     works.wait(60)
     for tensor, part in zip(tensors, parts, strict=True):
         same(tensor if isinstance(tensor, np.ndarray) else tensor.get(), 2 * part)
@@ -255,8 +250,7 @@ def test_without_memory_it_is_copied_after_the_commit(
     for _ in range(3):
         assert not work.done()
         assert not copied(work)
-    manual.drop(post)
-    manual.send(manual.result(post))
+    manual.commit(post)
     work.wait(60)
     same(x.get(), 2 * numbers(COUNT))
 
@@ -279,8 +273,7 @@ def test_no_more_than_the_limit_is_under_way(
     manual.compute(second)
     assert not works[1].done()
     assert not copied(works[1])
-    manual.drop(first)
-    manual.send(manual.result(first))
+    manual.commit(first)
     until(works[0].done)
     assert not works[1].done()
     assert not copied(works[1])
@@ -288,8 +281,7 @@ def test_no_more_than_the_limit_is_under_way(
     gpu.lib.standin_release()
     gpu.lib.standin_drain()
     begun(works[1], 2)
-    manual.drop(second)
-    manual.send(manual.result(second))
+    manual.commit(second)
     for work in works:
         work.wait(60)
     same(x.get(), 2 * numbers(COUNT))
@@ -307,8 +299,7 @@ def test_a_stream_that_waits_finds_the_result(gpu: Any, held: Communicator, manu
     manual.result_buffer(post)[:] = (2 * numbers(COUNT)).view(np.uint8)
     manual.show(post, 1, 0, 7)
     begun(work, 3)
-    manual.drop(post)
-    manual.send(manual.result(post))
+    manual.commit(post)
     same(x.seen(late), 2 * numbers(COUNT))
     work.wait(60)
 
@@ -325,8 +316,7 @@ def test_nothing_grows(gpu: Any, held: Communicator, manual: FakeDaemon) -> None
         manual.show(post, 1, 0, 2 + k % 8)
         begun(work, 1 + k % 8 // 2)
         if k % 3:
-            manual.drop(post)
-            manual.send(manual.result(post))
+            manual.commit(post)
             work.wait(60)
         else:
             manual.fail(post)
@@ -376,8 +366,7 @@ def test_any_call_of_the_driver_may_fail_before_the_commit(shared: Any, tmp_path
             for _ in range(3):
                 assert not work.done()
             if commits:
-                daemon.drop(post)
-                daemon.send(daemon.result(post))
+                daemon.commit(post)
             else:
                 daemon.fail(post)
             said = attempt(lambda work=work: work.wait(60)).error
@@ -407,10 +396,7 @@ def test_any_call_of_the_driver_may_fail_before_the_commit(shared: Any, tmp_path
 # ---- real daemons ------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def cluster(standin: Any) -> Iterator[Cluster]:
-    with Cluster(PEERS, fork=True) as cluster:
-        yield cluster
+cluster = cluster_fixture(PEERS, after="standin")
 
 
 @pytest.mark.parametrize("kind", ["in place", *later("out", "gathered")])

@@ -20,7 +20,18 @@ import pytest
 import wancoll
 from tests.client.tools import until
 from tests.cuda.test_order import array
-from tests.faults.support import PEERS, Background, attempt, close_all, contribution, join, new_group, repair, total
+from tests.faults.support import (
+    PEERS,
+    Background,
+    attempt,
+    close_all,
+    cluster_fixture,
+    contribution,
+    join,
+    new_group,
+    repair,
+    total,
+)
 from wancoll.chaos import Cluster, in_threads
 from wancoll.errors import OutcomeUnknown, TimeoutError
 
@@ -28,10 +39,7 @@ COUNT = 1 << 18
 MOMENTS = ("", "on_post", "mid_op", "before_done", "after_done", "before_commit", "after_commit")  # "": at random
 
 
-@pytest.fixture(scope="module")
-def cluster(standin: Any) -> Iterator[Cluster]:
-    with Cluster(PEERS, fork=True, peer_args=["--master-grace=20"]) as cluster:
-        yield cluster
+cluster = cluster_fixture(PEERS, after="standin", peer_args=["--master-grace=20"])
 
 
 def call(comm: Any, x: Any, waits: bool) -> tuple[Any, Any]:

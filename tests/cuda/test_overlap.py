@@ -6,7 +6,6 @@ import gc
 import os
 import random
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import pytest
 from tests.client.fake_daemon import FakeDaemon
 from tests.client.tools import refused, until
 from tests.cuda.test_order import array, numbers, same
-from tests.faults.support import Background, attempt, close_all, join, wait_until
+from tests.faults.support import Background, attempt, close_all, cluster_fixture, join, wait_until
 from wancoll._native import ffi
 from wancoll.chaos import Cluster
 from wancoll.client.communicator import Communicator
@@ -186,11 +185,8 @@ def test_a_device_that_breaks_before_its_input_is_there(
 # ---- real daemons -----------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def cluster(standin: Any) -> Iterator[Cluster]:
-    soon = ["--slow-after=0.3"]
-    with Cluster(3, fork=True, master_args=soon, peer_args=soon) as cluster:
-        yield cluster
+SOON = ["--slow-after=0.3"]
+cluster = cluster_fixture(3, after="standin", master_args=SOON, peer_args=SOON)
 
 
 def test_sums_while_streams_run_late(gpu: Any, cluster: Cluster) -> None:

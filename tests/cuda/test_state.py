@@ -12,7 +12,7 @@ import pytest
 
 from tests.client.tools import in_thread, refused
 from tests.cuda.test_order import array, same
-from tests.faults.support import close_all, join
+from tests.faults.support import close_all, cluster_fixture, join
 from tests.later import later
 from wancoll.chaos import Cluster, in_threads
 from wancoll.errors import ConfigError, DeviceError, OperationAborted, TimeoutError, WancollError
@@ -21,10 +21,7 @@ from wancoll.sync.manifest import STRIPE
 LARGE = STRIPE + 4 * 1001
 
 
-@pytest.fixture(scope="module")
-def cluster(standin: Any) -> Iterator[Cluster]:
-    with Cluster(3, fork=True) as cluster:
-        yield cluster
+cluster = cluster_fixture(3, after="standin")
 
 
 @pytest.fixture

@@ -84,11 +84,16 @@ def close_all(comms: Sequence[Any]) -> None:
         comm.close()
 
 
-def cluster_fixture(peers: int, *, scope: Any = "module", whole: bool = False, **options: Any) -> Any:
-    """A fixture: a cluster, of which no daemon may have ended at the end if it is to stay *whole*."""
+def cluster_fixture(peers: int, *, scope: Any = "module", whole: bool = False, after: str = "", **options: Any) -> Any:
+    """A fixture: a cluster, of which no daemon may have ended at the end if it is to stay *whole*.
+
+    after: name of a fixture that comes first.
+    """
 
     @pytest.fixture(scope=scope)
-    def cluster() -> Iterator[Cluster]:
+    def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+        if after:
+            request.getfixturevalue(after)
         with Cluster(peers, fork=True, **options) as made:
             yield made
             for i in range(len(made) if whole else 0):

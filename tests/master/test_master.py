@@ -318,18 +318,6 @@ async def test_a_slow_reader_gets_everything_in_order():
         assert sum(len(encode(message)) for message in heard) > 5_000_000  # more than the kernel keeps for us
 
 
-async def test_a_peer_that_does_not_read_is_cut_off_and_memory_is_bounded():
-    async with master(replace(PATIENT, send_queue_messages=50)) as connect:
-        deaf = await connect()
-        await deaf.say(hello("deaf"))
-        await deaf.expect(m.Welcome)
-        beats = encode(m.Heartbeat(1)) * 5000
-        with trio.fail_after(20), contextlib.suppress(trio.BrokenResourceError):
-            while True:
-                await deaf.stream.send_all(beats)
-        await join_and_commit(connect, "g")
-
-
 async def test_all_connections_that_do_not_read_have_one_bound():
     async with master(replace(PATIENT, send_queue_bytes=1 << 20)) as connect:
         sock = trio.socket.socket()
