@@ -14,13 +14,13 @@ from hypothesis import settings
 
 from wancoll import _native
 from wancoll.chaos import Etcd
+from wancoll.testing.cluster import KEPT_VARIABLES
 
 # Ctrl-C in tests of it has to reach them also where a shell started us in the background, with SIGINT ignored.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Options of the commands must come from the test, not from the shell that runs it. But WANCOLL_CPU picks kernels for
-# all, and WANCOLL_VOTERS who commits.
-for _name in [name for name in os.environ if name.startswith("WANCOLL_") and name[8:] not in ("CPU", "COMMIT")]:
+# Options of the commands must come from the test, not from the shell that runs it.
+for _name in [name for name in os.environ if name.startswith("WANCOLL_") and name not in KEPT_VARIABLES]:
     del os.environ[_name]
 # A master without --journal keeps it in the user's state folder: not in this user's.
 _state = tempfile.TemporaryDirectory(prefix="wancoll-tests-")

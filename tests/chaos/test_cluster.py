@@ -40,6 +40,16 @@ def wait_gone(pids: list[int], timeout: float = 10.0) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.parametrize(("voters", "collectors"), [("0", "master"), ("32", "members")])
+def test_the_caller_chooses_who_collects_votes(monkeypatch: pytest.MonkeyPatch, voters: str, collectors: str) -> None:
+    """A test run in a group whose master collects is one only if its clusters are told."""
+    monkeypatch.setenv("WANCOLL_VOTERS", voters)
+    with Cluster(1, fork=True) as cluster, cluster.connect(0, group="g", start_world=1):
+        [group] = cluster.status().groups
+        assert group.plan is not None
+        assert group.plan.plan.collectors == collectors
+
+
 def state(pid: int) -> str:
     with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as stat:
         return stat.read().rpartition(")")[2].split()[0]

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 _ANSWER_TIMEOUT = 5.0  # seconds for a service to answer a question
 _LOOK_SECONDS = 0.05  # between looks at who leads
 _END_TIMEOUT = 2.0  # seconds between SIGTERM and SIGKILL at the end
-# Of the caller's WANCOLL_*; the others would change the cluster's options.
-_KEPT_VARIABLES = frozenset({"WANCOLL_CPU", "WANCOLL_COMMIT"})
+# Of the caller's WANCOLL_*: which kernels run, and who collects votes. Others would change the cluster's options.
+KEPT_VARIABLES = frozenset({"WANCOLL_CPU", "WANCOLL_VOTERS"})
 
 
 class Cluster:
@@ -100,7 +100,7 @@ class Cluster:
         self._env = {
             name: value
             for name, value in os.environ.items()
-            if (not name.startswith("WANCOLL_") and name != "NOTIFY_SOCKET") or name in _KEPT_VARIABLES
+            if (not name.startswith("WANCOLL_") and name != "NOTIFY_SOCKET") or name in KEPT_VARIABLES
         }
         if not secure and (network is not None or not is_loopback_host(split_address(listen.format(i=1))[0])):
             self._env["WANCOLL_INSECURE"] = "true"
