@@ -46,7 +46,7 @@ def test_links_are_to_members_of_the_epoch_and_one_set_each() -> None:
 def test_what_a_new_master_is_told_is_bounded() -> None:
     d = Driver(1, 2, 3)
     for call in range(MANY):
-        d.member.link_lost(2, f"reset {call}")
+        d.member.collectives.link_lost(2, f"reset {call}")
         d.member.master_session.say(m.GiveUp("g", 1, 1, [call + 1], "root lost"))
     assert len(d.member.master_session.said) <= 1025
     p = Partner()
@@ -55,7 +55,7 @@ def test_what_a_new_master_is_told_is_bounded() -> None:
         p.match(call, call)
         if call % 2:
             told = m.Settled("g", 1, 1, call, 7, "CollectiveMismatch", "what", {}, call)
-            p.member.settled(told, 3.0)
+            p.member.p2p.settled(told, 3.0)
         else:
             p.settle(call)
     assert (len(p.member.p2p.settlements), len(p.member.p2p.failed), p.member.in_flight) == (1024, 1024, 0)

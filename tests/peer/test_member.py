@@ -132,7 +132,7 @@ def test_whoever_is_next_to_us_after_a_loss_is_two_places_away(mids, avoid, spar
 
 def test_nothing_starts_before_the_links_are_up_and_then_in_order() -> None:
     d = Driver(1, 2)
-    d.member.link_lost(2, "reset")
+    d.member.collectives.link_lost(2, "reset")
     assert d.post() == []
     assert d.post() == []
     d.member.enter_epoch(epoch(2, 1, 2), 2.0)
@@ -553,7 +553,7 @@ def test_every_end_says_of_every_call_what_may_have_happened_and_the_connection_
     d.post(calls[FINISHED]), d.post(calls[BEGUN])
     running = d.engine_id
     d.member.op_finished(running - 1, 7, 0)
-    d.member.link_lost(2, "reset")
+    d.member.collectives.link_lost(2, "reset")
     for state in (NEW, ROOTED, UPDATE):
         d.post(calls[state])
     before = [op.state for op in d.member.collectives.open.values()]
@@ -573,18 +573,20 @@ def test_every_end_says_of_every_call_what_may_have_happened_and_the_connection_
 def test_a_link_is_reported_unreachable_each_time_and_to_a_new_master_once() -> None:
     """The master may have taken the first word for one of a link that came up since."""
     d = Driver(1, 2)
+    up, two = links.MemberLinks(1, d.member.epoch), infos(2)[0]
     for why in ("refused", "no answer"):
-        [said] = d.member.link_unreachable(2, why)
+        [said] = d.member.links_say(links.LinkUnreachable(up, two, links.COLLECTIVES, why))
         assert said == cmd.ToMaster(m.LinkDown("g", 1, 1, 2, "unreachable", why))
     d.member.reconnected(2, 9)
     assert d.member.resumed(m.Resumed("g", 1, 1, 2)) == [said]
     d.member.enter_epoch(epoch(2, 1, 2), 1.0)
-    assert kinds(d.member.link_unreachable(2, "refused")) == ["ToMaster:LinkDown"]
+    unreachable = links.LinkUnreachable(up, two, links.COLLECTIVES, "refused")
+    assert kinds(d.member.links_say(unreachable)) == ["ToMaster:LinkDown"]
 
 
 def test_a_complaint_that_the_old_master_took_with_it_is_said_again() -> None:
     d = Driver(1, 2, linked=())
-    [complaint] = d.member.link_lost(2, "reset")
+    [complaint] = d.member.collectives.link_lost(2, "reset")
     [told] = d.member.reconnected(2, 9)
     assert isinstance(told.message, m.Report)
     assert d.member.master_session.reporting
@@ -609,7 +611,7 @@ def test_what_never_began_has_not_happened_whatever_the_master_does() -> None:
     """Of a sum nobody has a result without this member's share; a broadcast may have ended for others."""
     d = Driver(1, 2)
     d.post()
-    d.member.link_lost(2, "reset")
+    d.member.collectives.link_lost(2, "reset")
     d.post()
     d.post(Descriptor(Kind.broadcast, DType.float32, count=4, root=1))
     d.post(data(0))
@@ -776,7 +778,7 @@ def test_the_loss_of_a_link_that_nothing_uses_costs_nothing() -> None:
     d.post(Descriptor(Kind.all_to_all, count=1))
     d.member.op_finished(d.engine_id, 7, 0)
     d.member.commit(m.Commit("g", 1, 1, 1), 2.0)
-    assert d.member.link_lost(3, "reset") == []
+    assert d.member.collectives.link_lost(3, "reset") == []
     assert kinds(d.post()) == ["StartOp"]
     assert kinds(d.post(Descriptor(Kind.all_to_all, count=1))) == ["Need"]
 
@@ -787,7 +789,7 @@ def test_the_loss_of_a_link_with_uncommitted_bytes_ends_the_epoch(finished: bool
     d.post(Descriptor(Kind.all_to_all, count=1))
     if finished:  # here; the other end may still wait for bytes that are lost
         d.member.op_finished(d.engine_id, 7, 0)
-    assert kinds(d.member.link_lost(3, "reset")) == ["ToMaster:LinkDown"]
+    assert kinds(d.member.collectives.link_lost(3, "reset")) == ["ToMaster:LinkDown"]
     assert d.post() == []
 
 
@@ -795,7 +797,7 @@ def test_a_link_that_is_lost_while_an_op_waits_for_others_is_needed_again() -> N
     d = Driver(1, 2, 3, 4, 5, linked=(2, 5))
     assert d.post(Descriptor(Kind.all_to_all, count=1)) == [links.Need(frozenset({3, 4}))]
     assert d.ready(1, 2, 3, 5) == [links.Need(frozenset({4}))]
-    assert d.member.link_lost(3, "reset") == [links.Need(frozenset({3, 4}))]
+    assert d.member.collectives.link_lost(3, "reset") == [links.Need(frozenset({3, 4}))]
     assert kinds(d.ready(1, 2, 3, 4, 5)) == ["StartOp"]
 
 

@@ -234,7 +234,7 @@ def test_a_link_that_was_lost_is_asked_for_and_hears_all_again() -> None:
     v = Voter()
     said = post(1, data())
     v.member.post(said, v.member.call(said), 1.0)
-    v.member.link_lost(3, "reset")
+    v.member.collectives.link_lost(3, "reset")
     commands = v.member.op_finished(v.member.attempts.next - 1, 7, 0)
     assert [mid for mid, _ in notes(commands)] == [2]
     assert [one.mids for one in commands if isinstance(one, links.Need)] == [{3}]
@@ -248,7 +248,7 @@ def test_what_the_engine_said_over_a_link_that_was_lost_is_said_again_over_the_n
     said = post(1, data())
     v.member.post(said, v.member.call(said), 1.0)
     number = v.member.attempts.next - 1
-    v.member.link_lost(3, "reset")
+    v.member.collectives.link_lost(3, "reset")
     v.member.links_ready(1, [2, 3])
     assert notes(v.member.op_finished(number, 7, 0, told=True)) == [(3, vote(1, 0, 1, 7, SUM))]
 
@@ -257,7 +257,7 @@ def test_who_cannot_run_again_for_others_says_so_to_each_master() -> None:
     """C12."""
     v = Voter()
     v.run()
-    v.member.link_lost(2, "reset")
+    v.member.collectives.link_lost(2, "reset")
     [again] = [one for one in v.member.links_ready(1, [2, 3]) if isinstance(one, cmd.StartOp)]
     assert again.beside
     [said] = masters(v.member.op_refused(again.op.engine_id, "no memory"))
@@ -286,7 +286,7 @@ def test_what_breaks_in_the_last_round_is_told_to_a_later_master(before: int, co
     v.member.links_say(links.Noted(v.owner, 3, pack(NewRound(1, before))), 3.0)
     said = post(1, data())
     v.member.post(said, v.member.call(said), 1.0)
-    v.member.link_lost(2, "reset")
+    v.member.collectives.link_lost(2, "reset")
     v.member.links_ready(1, [2, 3])
     v.member.reconnected(2, 99)
     said_again = masters(v.member.resumed(m.Resumed("g", 1, 1, 1)))
@@ -318,7 +318,7 @@ def test_nothing_runs_in_a_new_round_before_the_engine_has_let_go_of_the_older_o
     said = post(1, data())
     v.member.post(said, v.member.call(said), 1.0)
     running = v.member.attempts.next - 1
-    assert cmd.CancelOp(running) in v.member.link_lost(2, "reset")
+    assert cmd.CancelOp(running) in v.member.collectives.link_lost(2, "reset")
     assert "StartOp" not in " ".join(kinds(v.member.links_ready(1, [2, 3])))
     [again] = [one for one in v.member.op_cancelled(running) if isinstance(one, cmd.StartOp)]
     assert again.op.seq == 1

@@ -42,18 +42,18 @@ class Partner(Driver):
         return self.member.post(post, self.member.call(post), 1.0)
 
     def match(self, number: int, order: int) -> list[cmd.Command]:
-        return self.member.matched(m.Matched("g", 1, self.member.epoch_number, number, order))
+        return self.member.p2p.matched(m.Matched("g", 1, self.member.epoch_number, number, order))
 
     def settle(self, number: int, digest: int = 7, error: str = "") -> list[cmd.Command]:
         told = m.Settled("g", 1, self.member.epoch_number, number, digest, error, "what", {"m1": "a", "m2": "b"})
-        return self.member.settled(told, 3.0)
+        return self.member.p2p.settled(told, 3.0)
 
 
 def test_a_send_is_told_matched_started_done_and_committed() -> None:
     d = Partner()
     assert d.call(Kind.send, 1, tag=3) == [cmd.ToMaster(m.P2PCall("g", 1, 1, 1, 2, 3, True, 0, 4))]
     assert d.match(1, 5) == [links.Need(frozenset({2}), links.P2P)]
-    [start] = d.member.p2p_links({2})
+    [start] = d.member.p2p.links_up({2})
     assert (start.op.seq, start.op.kind, start.op.meaning.input_bytes) == (5, Kind.send, 16)
     done = d.member.op_finished(start.op.engine_id, 99, 64)
     assert done == [cmd.ToMaster(m.P2PDone("g", 1, 1, 5, 0))]
@@ -71,7 +71,7 @@ def test_what_the_engine_refuses_ends_with_its_other_half() -> None:
     d = Partner()
     d.call(Kind.send, 1)
     d.match(1, 5)
-    [start] = d.member.p2p_links({2})
+    [start] = d.member.p2p.links_up({2})
     refused = d.member.op_refused(start.op.engine_id, "no memory")
     assert refused == [cmd.ToMaster(m.P2PDone("g", 1, 1, 5, 0, "the engine refuses it: no memory"))]
     assert told(d.settle(1, error="OperationAborted"), m.Failure)
@@ -85,7 +85,7 @@ def test_exchanges_with_one_member_start_in_the_masters_order() -> None:
     assert kinds(d.match(3, 4)) == ["Need"]
     assert d.match(1, 5) == []
     assert d.match(2, 6) == []
-    assert [start.op.number for start in d.member.p2p_links({2})] == [3, 1, 2]
+    assert [start.op.number for start in d.member.p2p.links_up({2})] == [3, 1, 2]
 
 
 def test_they_take_no_seq_and_wait_for_no_collective() -> None:
@@ -105,7 +105,7 @@ def test_a_lost_partner_ends_it_on_the_other_side(point: str) -> None:
     if point != "told":
         d.match(1, 1)
     if point in ("running", "done"):
-        d.member.p2p_links({2})
+        d.member.p2p.links_up({2})
     if point == "done":
         d.member.op_finished(d.engine_id, 7, 0)
     entered = d.member.enter_epoch(epoch(2, 1, 3), 2.0)
@@ -128,16 +128,16 @@ def test_a_loss_elsewhere_makes_it_run_again(finished: bool) -> None:
     d.call(Kind.recv, 2)
     d.call(Kind.send, 1, tag=8)
     d.match(1, 1)
-    d.member.p2p_links({2})
+    d.member.p2p.links_up({2})
     first = d.engine_id
     if finished:
         d.member.op_finished(first, 0, 0)
     entered = d.member.enter_epoch(epoch(2, 1, 2), 2.0)
     again = [c.message for c in entered if isinstance(c, cmd.ToMaster)]
     assert [(one.epoch, one.number, one.tag) for one in again] == [(2, 1, 0), (2, 3, 8)]  # not the one with 3
-    assert d.member.settled(m.Settled("g", 1, 1, 1, 7, "", "", {}), 2.0) == []  # of the old epoch
+    assert d.member.p2p.settled(m.Settled("g", 1, 1, 1, 7, "", "", {}), 2.0) == []  # of the old epoch
     assert kinds(d.match(1, 9)) == ["Need"]
-    [start] = d.member.p2p_links({2})
+    [start] = d.member.p2p.links_up({2})
     assert d.member.op_finished(start.op.engine_id, 0, 0) == ([] if not finished else [_done(2, 9)])
     if not finished:
         assert d.member.op_cancelled(first) == [_done(2, 9)]  # only now is the old attempt out of the memory
@@ -187,11 +187,11 @@ def test_a_broken_link_costs_an_epoch_only_where_bytes_may_be_lost(used: bool) -
     d = Partner()
     d.call(Kind.send, 1)
     d.match(1, 1)
-    d.member.p2p_links({2})
+    d.member.p2p.links_up({2})
     d.member.op_finished(d.engine_id, 0, 0)
     if not used:
         d.settle(1)
-    assert kinds(d.member.p2p_link_lost(2, "reset")) == (["ToMaster:LinkDown"] if used else [])
+    assert kinds(d.member.p2p.link_lost(2, "reset")) == (["ToMaster:LinkDown"] if used else [])
     d.call(Kind.send, 1)
     assert kinds(d.match(2, 2)) == ["Need"]
 
@@ -199,18 +199,18 @@ def test_a_broken_link_costs_an_epoch_only_where_bytes_may_be_lost(used: bool) -
 def test_a_link_that_is_not_made_in_time_is_told_of_again_and_again_while_something_waits_for_it() -> None:
     d = Partner()
     d.call(Kind.recv, 1)
-    assert d.member.p2p_unreachable(2, "refused") == []
+    assert d.member.p2p.link_unreachable(2, "refused") == []
     d.match(1, 1)
     again = links.Need(frozenset({2}), links.P2P)
     for why in ("refused", "no answer"):
         told_master = cmd.ToMaster(m.LinkDown("g", 1, 1, 2, "unreachable", why, True))
-        assert d.member.p2p_unreachable(2, why) == [told_master, again]
+        assert d.member.p2p.link_unreachable(2, why) == [told_master, again]
     ended = d.settle(1, error="OperationAborted")
     assert ended[-1] == links.LetGo(2)
     [failed] = told(ended, m.Failure)
     assert (failed.error, failed.what) == ("OperationAborted", "what")
     assert "connect to each other" in failed.hint
-    assert d.member.p2p_unreachable(2, "refused") == []
+    assert d.member.p2p.link_unreachable(2, "refused") == []
     assert d.member.in_flight == 0
 
 
@@ -219,7 +219,7 @@ def test_what_the_master_ends_is_taken_out_of_the_engine_first() -> None:
     d = Partner()
     d.call(Kind.recv, 1)
     d.match(1, 1)
-    d.member.p2p_links({2})
+    d.member.p2p.links_up({2})
     assert d.settle(1, error="OperationAborted") == [cmd.CancelOp(d.engine_id)]
     [failed] = told(d.member.op_cancelled(d.engine_id), m.Failure)
     assert failed.error == "OperationAborted"
@@ -232,7 +232,7 @@ def test_an_evicted_member_cannot_know_what_it_had_finished() -> None:
     d.call(Kind.send, 1)
     d.call(Kind.send, 1)
     d.match(1, 1)
-    d.member.p2p_links({2})
+    d.member.p2p.links_up({2})
     d.member.op_finished(d.engine_id, 0, 0)
     failures = told(d.member.evicted(m.Evicted("g", 1, "silent", 0), 2.0), m.Failure)
     assert [(one.id, one.error) for one in failures] == [(1, "OutcomeUnknown"), (2, "Evicted"), (0, "Evicted")]
@@ -252,7 +252,7 @@ def test_a_new_master_is_told_what_had_come_of_them() -> None:
     d.call(Kind.send, 1)
     d.match(1, 5), d.match(2, 6)
     d.settle(1, digest=77)
-    d.member.settled(m.Settled("g", 1, 1, 2, 7, "CollectiveMismatch", "what", {}, 4), 3.0)
+    d.member.p2p.settled(m.Settled("g", 1, 1, 2, 7, "CollectiveMismatch", "what", {}, 4), 3.0)
     [report] = [c.message for c in d.member.reconnected(2, 9) if isinstance(c, cmd.ToMaster)]
     assert isinstance(report, m.Report)
     assert (report.heard, report.settled) == (6, [(5, 77)])

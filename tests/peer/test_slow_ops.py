@@ -67,7 +67,7 @@ def test_an_operation_that_waits_for_its_own_client() -> None:
 
 def test_an_operation_that_waits_for_links() -> None:
     d = Driver(1, 2, 3, linked=(2,))
-    d.member.link_lost(2, "cut")
+    d.member.collectives.link_lost(2, "cut")
     d.post()
     told = slow_ops.report(d.member, [seen(2, "down"), seen(3, "idle")], 4.0, SLOW)
     assert told is not None

@@ -621,7 +621,7 @@ class Session:
         self.run(self.member.ask(trio.current_time()))
         for op in list(self.member.collectives.open.values()):
             if not op.there and not self._has_gaps(op):
-                self.run(self.member.input_there(op))
+                self.run(self.member.collectives.input_there(op))
 
     def _has_gaps(self, op: Op) -> bool:
         return self.arena.has_zeros(op.filled, blocks(op.call.input_bytes))

@@ -208,10 +208,10 @@ class Member:
                 return self.resumed(message)
             case m.Abort():
                 return self.abort(message)
-            case m.Matched():
-                return self.matched(message)
-            case m.Settled():
-                return self.settled(message, now)
+            case m.Matched() if self.seat is not None:
+                return self.p2p.matched(message)
+            case m.Settled() if self.seat is not None:
+                return self.p2p.settled(message, now)
             case m.Evicted():
                 return self.evicted(message, now)
             case m.Cover():
@@ -323,14 +323,6 @@ class Member:
             return []
         return self.collectives.cover(cover, now)
 
-    def matched(self, matched: m.Matched) -> list[cmd.Command]:
-        """A send or recv has found its other half."""
-        return [] if self.seat is None else self.p2p.matched(matched)
-
-    def settled(self, settled: m.Settled, now: float) -> list[cmd.Command]:
-        """A send or recv has ended on both sides."""
-        return [] if self.seat is None else self.p2p.settled(settled, now)
-
     def evicted(self, evicted: m.Evicted, now: float) -> list[cmd.Command]:
         """The master put this member out; what had committed until then still counts (R8)."""
         commands = self.collectives.commit(evicted.committed_upto, now, out=True)
@@ -394,7 +386,7 @@ class Member:
 
     def links_say(self, told: links.Told, now: float = 0.0) -> list[cmd.Command]:
         """The daemon's links tell this member."""
-        if self.over:
+        if self.over or self.seat is None:
             return []
         self._at(now)
         match told:
@@ -403,20 +395,16 @@ class Member:
             case links.LinksUp(owner, epoch):
                 return self.links_ready(epoch, owner.up(links.COLLECTIVES))
             case links.P2PUp(owner):
-                return self.p2p_links(owner.up(links.P2P))
-            case links.LinkLost(_, other, links.COLLECTIVES, reason):
-                return self.link_lost(other.mid, reason)
-            case links.LinkLost(_, other, _, reason):
-                return self.p2p_link_lost(other.mid, reason)
+                return self.p2p.links_up(owner.up(links.P2P))
+            case links.LinkLost(_, other, channel, reason):
+                return (self.collectives if channel == links.COLLECTIVES else self.p2p).link_lost(other.mid, reason)
             case links.LinkUnreachable(_, other, links.COLLECTIVES, reason):
-                return self.link_unreachable(other.mid, reason)
+                return [self.master_session.link_down(self.seat, other.mid, "unreachable", reason)]
             case links.LinkUnreachable(_, other, _, reason):
-                return self.p2p_unreachable(other.mid, reason)
+                return self.p2p.link_unreachable(other.mid, reason)
 
     def noted(self, mid: int, data: bytes) -> list[cmd.Command]:
         """Member *mid* says what it knows of who has finished what."""
-        if self.seat is None:
-            return []
         try:
             return self.collectives.hear(mid, unpack(data, self.group, mid))
         except ProtocolError as bad:
@@ -430,35 +418,9 @@ class Member:
         """The neighbours' links are up, and in all those to *up* (mids)."""
         return [] if epoch != self.epoch_number else self.collectives.links_up(up)
 
-    def link_lost(self, other: int, reason: str) -> list[cmd.Command]:
-        """The link to member *other* broke."""
-        return [] if self.seat is None else self.collectives.link_lost(other, reason)
-
-    def p2p_links(self, up: Collection[int]) -> list[cmd.Command]:
-        """The links for sends and recvs that are up are those to *up* (mids)."""
-        return self.p2p.links_up(up)
-
-    def p2p_link_lost(self, other: int, reason: str) -> list[cmd.Command]:
-        """The link for sends and recvs to member *other* broke."""
-        return [] if self.seat is None else self.p2p.link_lost(other, reason)
-
-    def link_unreachable(self, other: int, reason: str) -> list[cmd.Command]:
-        """The link to member *other* could not be made within its deadline."""
-        if self.seat is None:
-            return []
-        return [self.master_session.link_down(self.seat, other, "unreachable", reason)]
-
-    def p2p_unreachable(self, other: int, reason: str) -> list[cmd.Command]:
-        """The link for sends and recvs to member *other* could not be made within its deadline."""
-        return [] if self.seat is None else self.p2p.link_unreachable(other, reason)
-
     def mismatch(self, seq: int) -> list[cmd.Command]:
         """A neighbour's frame says that it called something else at *seq*."""
         return [] if self.over else self.collectives.mismatch(seq)
-
-    def input_there(self, op: Op) -> list[cmd.Command]:
-        """The client has filled the input of the collective *op*."""
-        return self.collectives.input_there(op)
 
     def written(self, op: Op) -> list[cmd.Command]:
         """The client has written to the input of *op*, which runs again."""
