@@ -14,9 +14,9 @@ that a message has just told. `d0 d1 <` is one broadcast, `d0, d1 <` are two equ
 probe that d0 is to make of d9. What nearly always comes is left out, and where it does not
 come `no ...` stands for it: the Pong that answers a heartbeat, the Welcome that answers a hello or one who is back,
 what the event log says of a broken connection and of one that is back, and its lines that follow from a message of the
-same step (epoch, joined, refused, daemon). `Evicted(...), and closed`: its connection is closed for the same reason.
-`Epoch(...), log left`: the event log says the same reason, as an event of the kind left. `Joined(...), all probe`: it
-and each member are to probe each other. `done m0,m1 1` is `done m0 1`, then `done m1 1`.
+same step (epoch, joined, refused, resumed, daemon). `Evicted(...), and closed`: its connection is closed for that
+reason. `Epoch(...), log left`: the event log says the same reason, as an event of the kind left. `Joined(...), all
+probe`: it and each member are to probe each other. `done m0,m1 1` is `done m0 1`, then `done m1 1`.
 """
 
 from __future__ import annotations
@@ -494,6 +494,9 @@ class Script(Room):
                 return "joined", f"{member} of daemon {name} as {mid}; {reason}"
             case Daemon(name=name), m.Refused(member=member, reason=reason):
                 return "refused", f"{member} of daemon {name}: {reason}"
+            case Daemon(), m.Resumed(group=group, epoch=epoch):
+                members = names(self.state.groups[group].members)
+                return "resumed", f"the master was restarted; epoch {epoch} goes on with {members}"
             case Daemon(name=name), m.Welcome(resumed=True) if name in self._broke:
                 return "back", f"daemon {name} is back after {self.now - self._broke[name]:.1f} s, and goes on"
             case Daemon(name=name, addresses=addresses), m.Welcome(resumed=False):
