@@ -69,6 +69,7 @@ def in_turn(members: list[Any], call: Callable[[int], Any]) -> list[Any]:
 # ---- values ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.check  # the first use of DTensor costs seconds
 def test_parameters_that_stand_for_others_are_refused(cluster: Cluster) -> None:
     """A DTensor has no memory of its own: it was read at address 0."""
     from torch.distributed.device_mesh import init_device_mesh

@@ -36,8 +36,3 @@ def several(rank, size, names):
 )
 def test_as_one_process(sockets, size, names):
     run(size, several, names, env=sockets[:size], timeout=200)
-
-
-@pytest.mark.check
-def test_data_parallel(sockets):
-    run(2, several, ["ddp", "unused_parameters", "accumulation"], env=sockets[:2], timeout=150)
