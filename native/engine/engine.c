@@ -306,7 +306,7 @@ int wc_op_lacks_input(wc_engine *engine, uint64_t id)
 {
     pthread_mutex_lock(&engine->mutex);
     const wc_work *work = work_find(engine, id);
-    int lacks = work && atomic_load(&work->gated) > 0;
+    int lacks = work && atomic_load(&work->unready) > 0;
     pthread_mutex_unlock(&engine->mutex);
     return lacks;
 }

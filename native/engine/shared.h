@@ -6,7 +6,7 @@
 #include "events.h"
 #include "lanes/link.h"
 #include "lanes/pull.h"
-#include "operations/gate.h"
+#include "operations/readiness.h"
 #include "operations/op.h"
 #include "operations/scratch.h"
 #include "worker.h"

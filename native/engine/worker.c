@@ -22,7 +22,7 @@ static void end(wc_task *task)
     for (size_t i = 0; i < work->queues_count; i++)
         if (work->queues[i].task == task)
             wc_queue_leave(&work->queues[i]);
-    wc_gate_leave(task);
+    wc_readiness_leave(task);
     wc_work_let_go(work, false);
 }
 
@@ -96,7 +96,7 @@ static void post(wc_worker *worker, wc_work *work)
     for (size_t i = 0; i < work->queues_count; i++)
         if (work->queues[i].task == task)
             wc_group_post(&work->queues[i]);
-    wc_gate_enter(task); /* before anything is looked at: what is filled from here on, a bell tells */
+    wc_readiness_enter(task); /* before anything is looked at: what is filled from here on, a bell tells */
     for (size_t i = 0; i < work->parts_count; i++)
         if (work->parts[i].task == task)
             wc_part_go(&work->parts[i]);
@@ -113,7 +113,7 @@ static void cancel(wc_worker *worker, wc_work *work)
     task->remaining = 0;
     if (task->mark.listed)
         wc_list_remove(&worker->ready.of[WC_READY_TURN], &task->mark);
-    wc_gate_leave(task);
+    wc_readiness_leave(task);
     wc_work_let_go(work, true);
 }
 
@@ -191,7 +191,7 @@ static void *run(void *argument)
                 woken = true;
         }
         if (rung)
-            wc_gates_look(worker);
+            wc_readiness_look(worker);
         drain(worker);
         if (woken) /* after the lanes: commands may free lanes that this batch names */
             run_commands(worker);

@@ -17,7 +17,7 @@ struct wc_worker {
     atomic_ullong cancelled; /* number of the last cancel processed */
     uint64_t round;          /* counts its looks at epoll */
     wc_ready ready;          /* see ready.h */
-    wc_task *gated;          /* of ops whose input is being filled */
+    wc_task *unready;        /* of ops whose input is being filled */
     uint8_t *read_buffer;    /* WC_READ_BYTES, and room for a split element */
     uint8_t *decoded;        /* a digest block, for reductions that have no kernel for encoded operands */
 };

@@ -208,7 +208,7 @@ static void *fill_blocks(void *argument)
 }
 
 /* Fronts are filled while the op runs; in odd rounds rank 2 leaves meanwhile, and the others go on waiting. */
-static void test_gate(int round)
+static void test_input_readiness(int round)
 {
     enum { N = 3, COUNT = 700001, BLOCKS = COUNT * 4 / WC_DIGEST_BLOCK + 1 };
     static const int TWO[2] = {0, 1};
@@ -1384,7 +1384,7 @@ static void test_sealed(void)
     for (int round = 0; round < 10; round++)
         test_shrink(round);
     test_cancel();
-    test_gate(0);
+    test_input_readiness(0);
     sealing = NULL;
     wc_tls_identity_free(identity);
 }
@@ -1404,7 +1404,7 @@ int main(void)
     test_cancel();
     test_cancel_leaves_all_lane_groups_first();
     for (int round = 0; round < 20; round++)
-        test_gate(round);
+        test_input_readiness(round);
     test_local_steps_take_turns(true);
     test_local_steps_take_turns(false);
     test_lane_loss();

@@ -45,7 +45,7 @@ static wc_verdict match_part(wc_lane *lane, wc_op_queue *queue, const wc_frame *
     if (frame->length > wc_wire_bytes(part, part->cursor, wc_part_bound(part)))
         return REFUSE(lane, "step %u of seq %llu at offset %llu, before what it comes after", frame->number, seq,
                       offset);
-    if (part->gates && wc_part_filled(part, part->cursor + frame->length) < part->cursor + frame->length)
+    if (part->awaited && wc_part_filled(part, part->cursor + frame->length) < part->cursor + frame->length)
         return WC_PARK;
     lane->rx_part = part;
     part->lane = lane;

@@ -73,15 +73,15 @@ static wc_spot spot_of(const wc_work *work, wc_place place)
 static void read_front(wc_part *part, const wc_place *place)
 {
     if (part->work->op.filled && place->buffer == WC_INPUT)
-        part->input_at[part->gates++] = place->offset;
+        part->input_at[part->awaited++] = place->offset;
 }
 
-static void join_gate(wc_part *part)
+static void join_unready(wc_part *part)
 {
     wc_task *task = part->task;
-    *(task->gated ? &task->last_gated->next_gated : &task->gated) = part;
-    task->last_gated = part;
-    atomic_fetch_add(&part->work->gated, 1);
+    *(task->unready ? &task->last_unready->next_unready : &task->unready) = part;
+    task->last_unready = part;
+    atomic_fetch_add(&part->work->unready, 1);
 }
 
 /* Fills in what a part has of its step. */
@@ -202,8 +202,8 @@ static void make_parts(wc_work *work)
             part->end = part_cut(step->start, step->length, count, p + 1, align);
             describe_part(part, step);
             part->segment = part_segment(engine, part, count > op->lanes);
-            if (part->gates)
-                join_gate(part);
+            if (part->awaited)
+                join_unready(part);
             for (int a = 0; a < WC_AFTER; a++)
                 if (step->after[a] >= 0)
                     depend(part, a, &work->parts[work->cuts[step->after[a]].first + p]);

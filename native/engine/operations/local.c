@@ -75,7 +75,7 @@ void wc_local_go(wc_part *part)
         wc_part_moved(part); /* while the slice is hot */
     }
     if (part->node.listed && part->cursor == bound)
-        wc_list_remove(&part->task->turns, &part->node); /* it is at its end, or its gate says when there is more */
+        wc_list_remove(&part->task->turns, &part->node); /* at its end, or readiness.c says when there is more */
     if (part->cursor == part->end)
         wc_part_finish(part);
     else

@@ -14,8 +14,8 @@ struct wc_task {
     uint32_t remaining;  /* parts not finished */
     wc_list turns;       /* local parts that wait for nothing but their turn */
     /* parts that read the input, by step; those whose bytes are all there have left */
-    wc_part *gated, *last_gated;
-    wc_task *next_gated; /* in the worker's list */
+    wc_part *unready, *last_unready;
+    wc_task *next_unready; /* in the worker's list */
     double squares[2];   /* sums of the measured encodes' errors, and of what they encoded */
 };
 
@@ -58,7 +58,7 @@ struct wc_work {
     wc_scratch *scratch;
     wc_hashes hashes;               /* of the result */
     wc_task *tasks;                 /* per worker */
-    atomic_uint gated;              /* parts for which not all of the input has been seen to be there */
+    atomic_uint unready;            /* parts for which not all of the input has been seen to be there */
     size_t parts_count;
     wc_part *parts;                 /* by step, then by part */
     wc_cuts *cuts;                  /* by step */

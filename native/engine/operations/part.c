@@ -50,7 +50,7 @@ static uint64_t filled_until(const wc_op *op, uint64_t from, uint64_t to)
 
 uint64_t wc_part_filled(const wc_part *part, uint64_t to)
 {
-    for (uint32_t i = 0; i < part->gates; i++) {
+    for (uint32_t i = 0; i < part->awaited; i++) {
         uint64_t shift = part->input_at[i] - part->start; /* may wrap around: so do the sums */
         to = filled_until(&part->work->op, part->cursor + shift, to + shift) - shift;
     }
@@ -60,7 +60,7 @@ uint64_t wc_part_filled(const wc_part *part, uint64_t to)
 uint64_t wc_part_ready(const wc_part *part)
 {
     uint64_t bound = wc_part_bound(part);
-    return part->gates ? whole_blocks(part, wc_part_filled(part, bound)) : bound;
+    return part->awaited ? whole_blocks(part, wc_part_filled(part, bound)) : bound;
 }
 
 bool wc_part_frame(const wc_part *part, uint64_t *end)

@@ -17,7 +17,7 @@ struct wc_part {
     wc_part *after[WC_AFTER];          /* what bounds it, byte by byte */
     wc_part *dependents;               /* parts that it bounds */
     wc_part *next_dependent[WC_AFTER]; /* in the list of after[i] */
-    wc_part *next_gated;               /* in its task's list */
+    wc_part *next_unready;             /* in its task's list */
     wc_work *work;
     wc_task *task;                     /* of its worker */
     wc_op_queue *queue;                /* NULL: of a local step */
@@ -25,7 +25,7 @@ struct wc_part {
     wc_spot to, left, right;
     uint64_t result_at;                /* where in the result buffer `to` is, if this makes a part of the result */
     uint64_t input_at[2];              /* where in the input what it reads is; as result_at, of the step's first element */
-    uint32_t gates;                    /* of them: input is being filled */
+    uint32_t awaited;                  /* of them: input is being filled */
     uint64_t start;                    /* of the step; blocks of the codec count from there */
     uint64_t begin, end, cursor;       /* bytes of raw elements; cursor: framed (send), or here (recv, local) */
     uint32_t home;                     /* the lane that it is meant for */

@@ -33,10 +33,10 @@ def memory(lease: Any) -> Any:
     return np.frombuffer(ffi.buffer(ffi.cast("char *", lease.block.address), lease.block.nbytes), np.uint8)
 
 
-class Gated(Placement):
+class LateInput(Placement):
     """Posts before its input is there; fill() brings it, block by block."""
 
-    made: list[Gated]
+    made: list[LateInput]
     lease: Lease
     whole: Any  # the input's bytes
     missing: list[int]
@@ -78,18 +78,18 @@ cluster = cluster_fixture(WORLD, whole=True, master_args=SOON, peer_args=SOON)
 
 
 @pytest.fixture
-def gated(monkeypatch: pytest.MonkeyPatch) -> list[Gated]:
+def late(monkeypatch: pytest.MonkeyPatch) -> list[LateInput]:
     """All that is posted from here on, in the order of the calls."""
-    Gated.made = []
-    monkeypatch.setattr(communicator, "Placement", Gated)
-    return Gated.made
+    LateInput.made = []
+    monkeypatch.setattr(communicator, "Placement", LateInput)
+    return LateInput.made
 
 
 def inputs(world: int, count: int = COUNT) -> list[Any]:
     return [np.random.default_rng(rank).integers(-999, 999, count).astype(np.float32) for rank in range(world)]
 
 
-def fed(made: list[Gated]) -> None:
+def fed(made: list[LateInput]) -> None:
     for seed, one in enumerate(made):
         one.fill_all(seed)
 
@@ -98,17 +98,17 @@ def start(comms: list[Any], given: list[Any]) -> list[Any]:
     return [comm.all_reduce(given[comm.rank].copy(), async_op=True) for comm in comms]
 
 
-def test_values(cluster: Cluster, gated: list[Gated]) -> None:
+def test_values(cluster: Cluster, late: list[LateInput]) -> None:
     """Of every collective that reads the input, and of send, in and out of place, fed late."""
     comms = ranked(cluster, [0, 1, 2])
     given = inputs(WORLD, 3 * 100_000)
     total = given[0] + given[1] + given[2]
 
     def check(call: Any, wanted: list[Any]) -> None:
-        gated.clear()
+        late.clear()
         works = [call(comm, given[comm.rank].copy()) for comm in comms[: len(wanted)]]
-        assert [one.filled >= 0 for one in gated] == [bool(one.sources) for one in gated]
-        fed(gated)
+        assert [one.filled >= 0 for one in late] == [bool(one.sources) for one in late]
+        fed(late)
         for rank, work in enumerate(works):
             found, right = work.wait(30).out, wanted[rank]
             assert right is None or np.array_equal(found.ravel(), right), rank
@@ -132,14 +132,14 @@ def test_values(cluster: Cluster, gated: list[Gated]) -> None:
 
 
 @pytest.mark.parametrize("seed", [0, *later(1, 2)])
-def test_a_loss_while_the_gate_is_half_open(cluster: Cluster, gated: list[Gated], seed: int) -> None:
-    """A client dies before it has filled its input: that is a leave. The others' retry waits for the same gates."""
+def test_a_loss_while_the_input_is_half_filled(cluster: Cluster, late: list[LateInput], seed: int) -> None:
+    """A client dies before it has filled its input: that is a leave. The others' retry waits for the same inputs."""
     draw = random.Random(seed)
     comms = ranked(cluster, [0, 1, 2])
     given = inputs(WORLD)
     tensors = [one.copy() for one in given]
     works = [comm.all_reduce(tensors[comm.rank], async_op=True) for comm in comms]
-    for one in gated:
+    for one in late:
         one.fill(*draw.sample(one.missing, draw.randint(1, len(one.missing) - 1)))
     for comm in comms:  # before that there is no attempt that could be lost
         wait_until(lambda name=comm.name: stages(cluster, name) == ["input"], 20, "the engine waits for its input")
@@ -148,7 +148,7 @@ def test_a_loss_while_the_gate_is_half_open(cluster: Cluster, gated: list[Gated]
     rest = [rank for rank in range(WORLD) if rank != lost]
     wait_until(lambda: all(_world(comms[rank]) == 2 for rank in rest), 30, "the loss is known")
     assert all(np.array_equal(tensors[rank], given[rank]) for rank in range(WORLD))  # untouched until the commit
-    feeder = threading.Thread(target=fed, args=([gated[rank] for rank in rest],))
+    feeder = threading.Thread(target=fed, args=([late[rank] for rank in rest],))
     feeder.start()
     for rank in rest:
         receipt = works[rank].wait(30)
@@ -159,7 +159,7 @@ def test_a_loss_while_the_gate_is_half_open(cluster: Cluster, gated: list[Gated]
     # The daemon of the one that died has let go of its memory, and takes others.
     again = ranked(cluster, [0, 1, 2])
     works = [comm.all_reduce(np.ones(5, np.float32), async_op=True) for comm in again]
-    fed(gated[-3:])
+    fed(late[-3:])
     assert all(work.wait(30).out.tolist() == [3] * 5 for work in works)
     close_all([*comms, *again])
 
@@ -175,16 +175,16 @@ def _world(comm: Any) -> int:
     return int(comm.world_size)
 
 
-def test_who_is_waited_for(cluster: Cluster, gated: list[Gated]) -> None:
-    """The client whose gate stays shut, by name: in status, in its daemon's, in timeouts; no link, and nobody else."""
+def test_who_is_waited_for(cluster: Cluster, late: list[LateInput]) -> None:
+    """The client whose input is missing, by name: in status, in its daemon's, in timeouts; no link, and nobody else."""
     comms = ranked(cluster, [0, 1, 2])
     given = inputs(WORLD)
     slow = comms[1].name
     before = comms[0].epoch
     works = start(comms, given)
     for rank in (0, 2):
-        gated[rank].fill_all(rank)
-    gated[1].fill(3, 0, 7)
+        late[rank].fill_all(rank)
+    late[1].fill(3, 0, 7)
 
     def causes() -> set[tuple[str, str]]:
         found = [group for group in cluster.status().groups if group.name == comms[0]._connection.group]
@@ -196,7 +196,7 @@ def test_who_is_waited_for(cluster: Cluster, gated: list[Gated]) -> None:
     for rank in range(WORLD):
         wait_until(lambda rank=rank: "has not filled its input" in _timeout(works[rank]), 20, "timeouts say who")
         assert f"waits for {slow} (rank 1)" in _timeout(works[rank])
-    gated[1].fill_all(1)
+    late[1].fill_all(1)
     for work in works:
         receipt = work.wait(30)
         assert np.array_equal(receipt.out, sum(given))
@@ -211,14 +211,14 @@ def _timeout(work: Any) -> str:
     return str(caught.value)
 
 
-def test_the_call_timeout_is_the_slow_clients(cluster: Cluster, gated: list[Gated]) -> None:
+def test_the_call_timeout_is_the_slow_clients(cluster: Cluster, late: list[LateInput]) -> None:
     # Longer than a machine stands still while the others fill theirs.
     comms = ranked(cluster, [0, 1, 2], call_timeout=2.5)
     given = inputs(WORLD)
     works = start(comms, given)
     for rank in (0, 1):
-        gated[rank].fill_all(rank)
-    gated[2].fill(1)
+        late[rank].fill_all(rank)
+    late[2].fill(1)
     with pytest.raises(Evicted, match=r"it has not filled its input \(call_timeout\)"):
         works[2].wait(30)
     for rank in (0, 1):
@@ -227,12 +227,12 @@ def test_the_call_timeout_is_the_slow_clients(cluster: Cluster, gated: list[Gate
     close_all(comms)
 
 
-def test_a_timeout_and_a_close_while_the_gate_is_half_open(cluster: Cluster, gated: list[Gated]) -> None:
+def test_a_timeout_and_a_close_while_the_input_is_half_filled(cluster: Cluster, late: list[LateInput]) -> None:
     comms = ranked(cluster, [0, 1])
     given = inputs(2)
     works = start(comms, given)
-    gated[0].fill_all(1)
-    gated[1].fill(0, 7)
+    late[0].fill_all(1)
+    late[1].fill(0, 7)
     with pytest.raises(TimeoutError, match="still pending"):
         works[0].wait(0.2)
     assert not works[1].done()
@@ -247,17 +247,17 @@ def shut(socket_path: str, group: str) -> Iterator[str]:
     """A client that posts, and never fills its input."""
     import wancoll
 
-    Gated.made = []
-    communicator.Placement = Gated  # type: ignore[misc]
+    LateInput.made = []
+    communicator.Placement = LateInput  # type: ignore[misc]
     comm = wancoll.connect(socket=socket_path, group=group, start_world=2)
     work = comm.all_reduce(np.ones(COUNT, np.float32), async_op=True)
-    Gated.made[0].fill(0)
+    LateInput.made[0].fill(0)
     yield comm.name
     work.wait()
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, *later(signal.SIGSTOP)])
-def test_a_process_that_is_killed_or_stopped_with_its_gate_shut(cluster: Cluster, how: signal.Signals) -> None:
+def test_a_process_that_is_killed_or_stopped_with_its_input_missing(cluster: Cluster, how: signal.Signals) -> None:
     """It is lost like any other; the other's operation is committed without it."""
     group, x = new_group(), np.full(COUNT, 5, np.float32)
     client = cluster.client(1, shut, group)
@@ -275,13 +275,13 @@ def test_a_process_that_is_killed_or_stopped_with_its_gate_shut(cluster: Cluster
     comm.close()
 
 
-def test_tables_that_cannot_be(cluster: Cluster, gated: list[Gated], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_that_cannot_be(cluster: Cluster, late: list[LateInput], monkeypatch: pytest.MonkeyPatch) -> None:
     """Outside the arena, over what is read or written, not aligned: the client is cut off with the reason, alone."""
 
     def over(region: str) -> Any:
         return lambda one: getattr(one, region) + 64
 
-    honest = Gated.prepare
+    honest = LateInput.prepare
     for where, says in (
         (lambda _: 1 << 61, "outside the arena"),
         (lambda one: one.filled + 1, "not aligned"),
@@ -291,16 +291,16 @@ def test_tables_that_cannot_be(cluster: Cluster, gated: list[Gated], monkeypatch
         comms = ranked(cluster, [0, 1])
         given = inputs(2)
 
-        def prepare(self: Gated, deadline: float | None = None, where: Any = where) -> None:
+        def prepare(self: LateInput, deadline: float | None = None, where: Any = where) -> None:
             honest(self, deadline)
             self.filled = where(self)
 
         with monkeypatch.context() as bent:
-            bent.setattr(Gated, "prepare", prepare)
+            bent.setattr(LateInput, "prepare", prepare)
             with pytest.raises(Exception, match=says):
                 comms[1].all_reduce(given[1].copy(), timeout=20)
         work = comms[0].all_reduce(given[0].copy(), async_op=True)
-        gated[-1].fill_all(1)
+        late[-1].fill_all(1)
         receipt = work.wait(30)
         assert receipt.world_size == 1
         assert np.array_equal(receipt.out, given[0])
@@ -308,8 +308,8 @@ def test_tables_that_cannot_be(cluster: Cluster, gated: list[Gated], monkeypatch
 
 
 @pytest.mark.parametrize("seed", [0, *later(1, 2, 3)])
-def test_a_client_that_writes_what_it_likes(cluster: Cluster, gated: list[Gated], seed: int) -> None:
-    """Opens and shuts its gate at random, rings all the time: what is committed is the same bytes on all members.
+def test_a_client_that_writes_what_it_likes(cluster: Cluster, late: list[LateInput], seed: int) -> None:
+    """Says and unsays at random that its input is there: what is committed is the same bytes on all members.
 
     Its tensor alone may suffer; what the others gave is in the sum as they gave it.
     """
@@ -317,7 +317,7 @@ def test_a_client_that_writes_what_it_likes(cluster: Cluster, gated: list[Gated]
     comms = ranked(cluster, [0, 1, 2])
     given = inputs(WORLD)
     works = start(comms, given)
-    hostile = gated[1]
+    hostile = late[1]
     ended = threading.Event()
 
     def torment() -> None:
@@ -330,7 +330,7 @@ def test_a_client_that_writes_what_it_likes(cluster: Cluster, gated: list[Gated]
     thread = threading.Thread(target=torment)
     thread.start()
     try:
-        fed([gated[0], gated[2]])
+        fed([late[0], late[2]])
         receipts = [work.wait(30) for work in works]
     finally:
         ended.set()
@@ -341,7 +341,7 @@ def test_a_client_that_writes_what_it_likes(cluster: Cluster, gated: list[Gated]
     # Nothing of its own was ever there, and what is there instead is -5e-15.
     assert np.abs(receipts[0].out - (given[0] + given[2])).max() < 1e-9
     again = start(comms, given)
-    fed(gated[-3:])
+    fed(late[-3:])
     assert all(np.array_equal(work.wait(30).out, sum(given)) for work in again)
     close_all(comms)
 

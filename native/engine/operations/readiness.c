@@ -1,5 +1,5 @@
-/* Gates: the input may be filled while the op runs. Parts that read it go as far as its blocks are there, a byte for
-   each says so, and a bell (an eventfd that whoever fills it writes to) says when there are more. */
+/* Input readiness: the input may be filled while the op runs. Parts that read it go as far as its blocks are there, a
+   byte for each says so, and a bell (an eventfd that whoever fills it writes to) says when there are more. */
 #include "shared.h"
 
 #include <errno.h>
@@ -10,30 +10,30 @@ static bool opened(wc_part *part, wc_part **at)
 {
     if (wc_part_filled(part, part->end) < part->end)
         return false;
-    *at = part->next_gated;
-    part->gates = 0;
-    atomic_fetch_sub(&part->work->gated, 1);
+    *at = part->next_unready;
+    part->awaited = 0;
+    atomic_fetch_sub(&part->work->unready, 1);
     return true;
 }
 
-void wc_gate_enter(wc_task *task)
+void wc_readiness_enter(wc_task *task)
 {
     if (!task->work->op.filled)
         return;
-    task->next_gated = task->worker->gated;
-    task->worker->gated = task;
-    for (wc_part **at = &task->gated; *at;) /* what was filled before: no bell will ring for it */
+    task->next_unready = task->worker->unready;
+    task->worker->unready = task;
+    for (wc_part **at = &task->unready; *at;) /* what was filled before: no bell will ring for it */
         if (!opened(*at, at))
-            at = &(*at)->next_gated;
+            at = &(*at)->next_unready;
 }
 
-void wc_gate_leave(wc_task *task)
+void wc_readiness_leave(wc_task *task)
 {
-    wc_task **at = &task->worker->gated;
+    wc_task **at = &task->worker->unready;
     while (*at && *at != task)
-        at = &(*at)->next_gated;
+        at = &(*at)->next_unready;
     if (*at)
-        *at = task->next_gated;
+        *at = task->next_unready;
 }
 
 /* More of the op's input may be there. */
@@ -41,11 +41,11 @@ static void look(wc_task *task)
 {
     const wc_work *work = task->work;
     bool receives = false;
-    for (wc_part **at = &task->gated; *at;) {
+    for (wc_part **at = &task->unready; *at;) {
         wc_part *part = *at;
         receives |= part->direction == WC_RECV;
         if (!opened(part, at))
-            at = &part->next_gated;
+            at = &part->next_unready;
         wc_part_go(part);
     }
     for (size_t i = 0; i < work->queues_count && receives; i++)
@@ -53,9 +53,9 @@ static void look(wc_task *task)
             wc_group_look(work->queues[i].group);
 }
 
-void wc_gates_look(wc_worker *worker)
+void wc_readiness_look(wc_worker *worker)
 {
-    for (wc_task *task = worker->gated; task; task = task->next_gated)
+    for (wc_task *task = worker->unready; task; task = task->next_unready)
         look(task);
 }
 

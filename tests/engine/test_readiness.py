@@ -190,7 +190,7 @@ def test_what_is_filled_before_the_post_needs_no_bell() -> None:
 
 
 @pytest.mark.parametrize("world", [1, 2])
-def test_a_shut_gate_costs_no_processor_time(world: int) -> None:
+def test_a_missing_input_costs_no_processor_time(world: int) -> None:
     with mesh_of(world, lanes=1, stripe=4096 * KIB) as mesh, bells_of(mesh) as bells:
         inputs = [Input(random_bits(DType.int32, 300_000, rank), bell) for rank, bell in enumerate(bells)]
         call = Descriptor(Kind.all_reduce, DType.int32, count=300_000)
@@ -208,7 +208,7 @@ def test_a_shut_gate_costs_no_processor_time(world: int) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_an_attempt_given_up_before_all_is_there(seed: int) -> None:
-    """The next epoch's attempt waits for the same gate, and goes on where it stands."""
+    """The next epoch's attempt waits for the same input, and goes on where it stands."""
     draw = random.Random(seed)
     with mesh_of(3, lanes=2) as mesh, bells_of(mesh) as bells:
         input_buffers = [random_bits(DType.int32, 400_001, rank) for rank in range(3)]
@@ -249,7 +249,7 @@ def test_an_attempt_given_up_before_all_is_there(seed: int) -> None:
 
 
 def test_bells_that_say_nothing() -> None:
-    """Rung without need, by two at once, while an op waits and when none does; a gate that is closed again."""
+    """Rung without need, by two at once, while an op waits and when none does; an input that is unfilled again."""
     with mesh_of(2, lanes=2) as mesh, bells_of(mesh) as bells, bell_of(mesh.engines[0]) as other:
         for fd in (*bells, other):
             for _ in range(100):
