@@ -96,16 +96,16 @@ typedef struct {
        digest. NULL: nobody looks */
     uint32_t *shown;
     uint32_t attempt;
-    /* A note that the engine sends over these links the moment the op has finished, unless it was withheld; copied by
+    /* The vote that the engine sends over these links the moment the op has finished, unless it was withheld; copied by
        wc_post. 0 bytes: none. Where the digest goes in it, little endian; 0: nowhere */
-    const void *note;
-    const uint64_t *note_links;
-    uint32_t note_bytes, note_links_count, note_digest;
+    const void *vote;
+    const uint64_t *vote_links;
+    uint32_t vote_bytes, vote_links_count, vote_digest;
 } wc_op;
 
 enum {
     WC_EV_DONE = 1, /* op finished here: value = digest, extra = bytes sent, saved = raw bytes that the codec kept off the wire,
-                       error_squares and norm_squares = sums over the measured encodes, told = its note is sent, or about to be */
+                       error_squares and norm_squares = sums over the measured encodes, voted = its vote is sent, or about to be */
     WC_EV_CANCELLED, /* the engine no longer touches the op's memory */
     WC_EV_LANE_DOWN, /* link, lane; error = errno (0: closed by the other end, EPROTO: broke the protocol, EBADMSG: checksum);
                         text says more. The link is of no use any more: close it */
@@ -115,7 +115,7 @@ enum {
 typedef struct {
     uint32_t type;
     uint32_t lane;
-    uint32_t told;
+    uint32_t voted;
     uint64_t link;
     uint64_t op;
     uint64_t value;
@@ -152,9 +152,9 @@ int wc_notes_take(wc_engine *engine, wc_note *out, int cap);
    room. Any thread may. 0, or -1 with errno (EINVAL: no such link, or not 1 to WC_NOTE_BYTES; ENOTCONN: it has no note
    lane yet, or lost it; EAGAIN: too many wait to leave). */
 int wc_note_send(wc_engine *engine, uint64_t link, const void *bytes, uint32_t length);
-/* From now on the op's note is not sent any more. Where it is too late WC_EV_DONE waits, or was taken, and says so. An
+/* From now on the op's vote is not sent any more. Where it is too late WC_EV_DONE waits, or was taken, and says so. An
    op that is cancelled has none either. */
-void wc_note_withhold(wc_engine *engine, uint64_t op);
+void wc_vote_withhold(wc_engine *engine, uint64_t op);
 /* Whether the engine notes from now on when bytes come (wc_event.first, last). Any thread may. */
 void wc_trace(wc_engine *engine, int on);
 

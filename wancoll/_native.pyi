@@ -69,16 +69,16 @@ class Op(Struct, Protocol):
     filled: Pointer
     shown: Pointer
     attempt: int
-    note: Pointer
-    note_links: Pointer
-    note_bytes: int
-    note_links_count: int
-    note_digest: int
+    vote: Pointer
+    vote_links: Pointer
+    vote_bytes: int
+    vote_links_count: int
+    vote_digest: int
 
 class Event(Struct, Protocol):
     type: int
     lane: int
-    told: int
+    voted: int
     link: int
     op: int
     value: int
@@ -199,7 +199,7 @@ class _Lib:
     def wc_notes_fd(self, engine: Pointer, /) -> int: ...
     def wc_notes_take(self, engine: Pointer, out: Array[Note], cap: int, /) -> int: ...
     def wc_note_send(self, engine: Pointer, link: int, note: bytes, length: int, /) -> int: ...
-    def wc_note_withhold(self, engine: Pointer, op: int, /) -> None: ...
+    def wc_vote_withhold(self, engine: Pointer, op: int, /) -> None: ...
     def wc_trace(self, engine: Pointer, on: int, /) -> None: ...
     def wc_link_open(self, engine: Pointer, link: int, lanes: int, lane_groups: int, epoch: int, /) -> int: ...
     def wc_lane_attach(self, engine: Pointer, link: int, lane: int, fd: int, checksums: int, /) -> int: ...

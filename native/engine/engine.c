@@ -293,7 +293,7 @@ void wc_trace(wc_engine *engine, int on)
     atomic_store(&engine->tracing, on != 0);
 }
 
-void wc_note_withhold(wc_engine *engine, uint64_t id)
+void wc_vote_withhold(wc_engine *engine, uint64_t id)
 {
     pthread_mutex_lock(&engine->mutex);
     wc_work *work = work_find(engine, id);

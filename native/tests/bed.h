@@ -295,7 +295,7 @@ static int post_ring(bed *b, const int *ring, int n, int me, call c, buffer inpu
     };
     const uint64_t said[2] = {c.id}, hearers[2] = {99, link_to(ring[(me + 1) % n])};
     if (c.says)
-        op.note = said, op.note_bytes = sizeof said, op.note_digest = 8, op.note_links = hearers, op.note_links_count = 2;
+        op.vote = said, op.vote_bytes = sizeof said, op.vote_digest = 8, op.vote_links = hearers, op.vote_links_count = 2;
     return wc_post(b->engines[ring[me]], &op);
 }
 

@@ -1237,9 +1237,9 @@ static void test_notes_from_threads(void)
     }
 }
 
-/* Ops say their notes themselves, each with its digest, but those that were withheld in time or cancelled: who has
+/* Ops send their votes themselves, each with its digest, but those that were withheld in time or cancelled: who has
    withheld and then taken all events knows which. */
-static void test_ops_say_notes(void)
+static void test_ops_send_votes(void)
 {
     enum { OPS = 400, COUNT = 256 };
     bed b;
@@ -1257,11 +1257,11 @@ static void test_ops_say_notes(void)
         c.says = true;
         CHECK(post_ring(&b, ALL, 2, 0, c, input[0], result[0]) == 0);
         if (seq % 8 == 6) /* surely in time: rank 1 has yet to begin */
-            wc_note_withhold(b.engines[0], seq);
+            wc_vote_withhold(b.engines[0], seq);
         CHECK(post_ring(&b, ALL, 2, 1, c, input[1], result[1]) == 0);
         usleep(way >= 2 ? (useconds_t)(seq % 7) * 20 : 0);
         if (way == 2)
-            wc_note_withhold(b.engines[0], seq);
+            wc_vote_withhold(b.engines[0], seq);
         if (way == 3)
             CHECK(wc_cancel(b.engines[0], seq) == 0);
         wc_event event[2] = {{0}};
@@ -1269,18 +1269,18 @@ static void test_ops_say_notes(void)
         if (!known)
             event[0] = next_event(b.engines[0], DEADLINE_MS);
         CHECK(event[0].type == WC_EV_DONE || (way == 3 && event[0].type == WC_EV_CANCELLED));
-        CHECK(event[0].type != WC_EV_DONE || known || way < 2 || !event[0].told);
-        CHECK(event[0].type != WC_EV_DONE || way >= 2 || event[0].told);
-        CHECK(event[0].type == WC_EV_DONE || !event[0].told);
+        CHECK(event[0].type != WC_EV_DONE || known || way < 2 || !event[0].voted);
+        CHECK(event[0].type != WC_EV_DONE || way >= 2 || event[0].voted);
+        CHECK(event[0].type == WC_EV_DONE || !event[0].voted);
         wc_note note;
-        if (event[0].told) {
+        if (event[0].voted) {
             CHECK(next_notes(b.engines[1], &note, 1, DEADLINE_MS) == 1 && note.link == link_to(0) && note.length == 16);
             CHECK(!memcmp(note.bytes, &seq, 8) && !memcmp(note.bytes + 8, &event[0].value, 8) && event[0].value);
         } else {
             CHECK(next_notes(b.engines[1], &note, 1, 2) == 0);
         }
-        said += event[0].told;
-        kept += !event[0].told;
+        said += event[0].voted;
+        kept += !event[0].voted;
         if (way == 3) { /* the next epoch is a clean start */
             CHECK(wc_cancel(b.engines[1], seq) == 0);
             for (int r = 0; r < 2; r++) {
@@ -1294,7 +1294,7 @@ static void test_ops_say_notes(void)
             continue;
         }
         event[1] = next_event(b.engines[1], DEADLINE_MS);
-        CHECK(event[1].type == WC_EV_DONE && event[1].told && event[1].value == event[0].value);
+        CHECK(event[1].type == WC_EV_DONE && event[1].voted && event[1].value == event[0].value);
         CHECK(next_notes(b.engines[0], &note, 1, DEADLINE_MS) == 1 && !memcmp(note.bytes + 8, &event[1].value, 8));
     }
     CHECK(said >= OPS / 2 && kept >= OPS / 8);
@@ -1304,7 +1304,7 @@ static void test_ops_say_notes(void)
 }
 
 /* A link over which nobody takes notes breaks, and its op is done all the same. */
-static void test_ops_say_notes_to_nobody(void)
+static void test_ops_send_votes_to_nobody(void)
 {
     bed b;
     notes_start(&b);
@@ -1322,7 +1322,7 @@ static void test_ops_say_notes_to_nobody(void)
         if (!CHECK(event.type != 0))
             break;
         down |= event.type == WC_EV_LANE_DOWN && event.lane == 1 && event.error == ENOBUFS;
-        done |= event.type == WC_EV_DONE && event.told;
+        done |= event.type == WC_EV_DONE && event.voted;
     }
     bed_stop(&b);
     CHECK(buffer_free(&input) && buffer_free(&result));
@@ -1360,13 +1360,13 @@ static void test_arguments(void)
         CHECK(wc_post(engine, &op) == -1 && errno == EINVAL);
     }
     op.steps = &good;
-    op.note = memory, op.note_bytes = WC_NOTE_BYTES + 1;
+    op.vote = memory, op.vote_bytes = WC_NOTE_BYTES + 1;
     CHECK(wc_post(engine, &op) == -1 && errno == EINVAL);
-    op.note_bytes = 16, op.note_digest = 9;
+    op.vote_bytes = 16, op.vote_digest = 9;
     CHECK(wc_post(engine, &op) == -1 && errno == EINVAL);
-    op.note_digest = 8, op.note_links_count = 1;
+    op.vote_digest = 8, op.vote_links_count = 1;
     CHECK(wc_post(engine, &op) == -1 && errno == EINVAL);
-    op.note_bytes = 0;
+    op.vote_bytes = 0;
     CHECK(wc_post(engine, &op) == 0 && wc_post(engine, &op) == -1); /* the id is taken */
     wc_engine_free(engine);
 }
@@ -1425,8 +1425,8 @@ int main(void)
     test_notes_end_with_the_link();
     test_bad_notes();
     test_notes_from_threads();
-    test_ops_say_notes();
-    test_ops_say_notes_to_nobody();
+    test_ops_send_votes();
+    test_ops_send_votes_to_nobody();
     test_arguments();
     test_sealed();
     printf("%ld passed, %ld failed\n", passed, failed);

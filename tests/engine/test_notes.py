@@ -71,7 +71,7 @@ def test_a_link_whose_other_end_takes_no_notes_breaks_when_the_engine_has_one_to
             world_size=1,
             lanes=LANES,
         )
-        engine.post(nothing, 7, 1, 1, 9, 0, 0, note=b"done", hearers=Hearers([1]))
+        engine.post(nothing, 7, 1, 1, 9, 0, 0, vote=b"done", hearers=Hearers([1]))
         down = wait_for(engine, LaneDown)
         assert (down.link, down.lane, down.text) == (1, LANES, "notes: the other end takes none")
         mine.close()

@@ -464,7 +464,7 @@ async def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deaf: tuple[int,
         monkeypatch.setattr(Engine, name, recorded)
 
     monkeypatch.setattr(daemon_module, "Daemon", Kept)
-    for name in ("withhold_note", "events", "cancel"):
+    for name in ("withhold_vote", "events", "cancel"):
         record(name)
     async with stage(tmp_path) as played, trio.open_nursery() as nursery:
         infos = []
@@ -599,7 +599,7 @@ async def test_before_a_member_stops_its_notes_are_withheld_and_events_taken_in(
         two.did.clear()
         await two.masters[0].say(said[what])
         with trio.move_on_after(5):
-            await until(lambda: {"withhold_note", "updated" if what == "updated" else "cancel"} <= {*two.did, what})
-        at = two.did.index("withhold_note")
+            await until(lambda: {"withhold_vote", "updated" if what == "updated" else "cancel"} <= {*two.did, what})
+        at = two.did.index("withhold_vote")
         assert "cancel" not in two.did[:at]
         assert two.did[at + 1 : at + 2] == ["events"]

@@ -250,7 +250,7 @@ def test_what_the_engine_said_over_a_link_that_was_lost_is_said_again_over_the_n
     number = v.member.attempts.next - 1
     v.member.collectives.link_lost(3, "reset")
     v.member.links_ready(1, [2, 3])
-    assert notes(v.member.op_finished(number, 7, 0, told=True)) == [(3, vote(1, 0, 1, 7, SUM))]
+    assert notes(v.member.op_finished(number, 7, 0, voted=True)) == [(3, vote(1, 0, 1, 7, SUM))]
 
 
 def test_who_cannot_run_again_for_others_says_so_to_each_master() -> None:

@@ -332,14 +332,14 @@ class Daemon(Process):
 
     # ---- the engine's events -------------------------------------------------------------------------
 
-    def _done(self, engine_id: int, digest: int, sent: int, told: bool) -> None:
+    def _done(self, engine_id: int, digest: int, sent: int, voted: bool) -> None:
         self.stop_unheard()
         session = self.by_engine_id.pop(engine_id, None)
         if session is not None:
             session.released(engine_id)
             if engine_id in self.engine.flipped:
                 self.world.judge.flipped.add((session.member.name, *self.engine.flipped[engine_id]))
-            session.run(session.member.op_finished(engine_id, digest, sent, now=self.clock.now, told=told))
+            session.run(session.member.op_finished(engine_id, digest, sent, now=self.clock.now, voted=voted))
 
     def _cancelled(self, engine_id: int) -> None:
         session = self.by_engine_id.pop(engine_id, None)
@@ -479,7 +479,7 @@ class Session:
         hearers: tuple[int, ...] = ()
         if op.engine_id % _PLAIN and not beside and not self._hushed:
             hearers = tuple(self.links.links[mid, links.COLLECTIVES].number for mid in op.hearers)
-        said = (op.note, hearers) if hearers else (b"", ())
+        said = (op.vote, hearers) if hearers else (b"", ())
         self.daemon.engine.post(*head, numbers, input_buffer, result_buffer, digests, op.kind in SAME_RESULT, *said)
 
     def hush(self) -> None:

@@ -1,7 +1,7 @@
 """The engine as a model: real schedules on tensors of a few Python integers, frames over links, done when all is.
 
 Mirrors native/engine/lanes/match.c (which frame is taken, parked, drained or a mismatch), engine.c (cancel) and
-op.c (settle(): DONE unless given up, then CANCELLED; whether the note goes out is decided then, and it goes a little
+op.c (settle(): DONE unless given up, then CANCELLED; whether the vote goes out is decided then, and it goes a little
 later). One part to a step, all on lane 0.
 """
 
@@ -54,7 +54,7 @@ class Work:
     left: int
     digests: bool
     compared: bool  # with the other members' digests
-    note: bytes = b""  # said when it is done, unless it was withheld
+    vote: bytes = b""  # sent when it is done, unless it was withheld
     hearers: tuple[int, ...] = ()  # links
     mismatched: bool = False
     sent: int = 0
@@ -79,7 +79,7 @@ class Engine:
     Args:
         process: the daemon.
         slow: () -> seconds that an event takes to reach the daemon.
-        on_done: (engine id, digest, bytes sent, whether its note goes out)
+        on_done: (engine id, digest, bytes sent, whether its vote goes out)
         on_cancelled: (engine id)
         on_mismatch: (engine id, seq)
         on_down: (link id, why)
@@ -205,9 +205,9 @@ class Engine:
                 self._receive(link)
 
     def withhold(self, number: int) -> None:
-        """Its note is not said any more."""
+        """Its vote is not sent any more."""
         if number in self.works:
-            self.works[number].note = b""
+            self.works[number].vote = b""
 
     def take_events(self) -> None:
         """All but notes, now."""
@@ -231,10 +231,10 @@ class Engine:
             self.flipped[work.id] = work.epoch >> ROUND_BITS, work.seq
             work.result_buffer[0] ^= work.id + crc32(self._process.host.encode())  # no two members' alike
         digest = crc32(repr(work.result_buffer).encode()) if work.digests else 0
-        told = bool(work.note)
-        self._event(lambda: self._on_done(work.id, digest, work.sent, told))
-        if told:
-            said = unpack(work.note, "", 0)
+        voted = bool(work.vote)
+        self._event(lambda: self._on_done(work.id, digest, work.sent, voted))
+        if voted:
+            said = unpack(work.vote, "", 0)
             assert isinstance(said, Vote)
             note = pack(msgspec.structs.replace(said, digest=digest if work.compared else 0))
             self._on_saying(work.id, note)

@@ -36,7 +36,7 @@ class Done(Struct, frozen=True):
     bytes_sent: int  # on the wire, headers included
     bytes_saved: int = 0  # what the codec kept off the wire
     codec_error: float = 0.0  # relative L2 error of the measured encodes, 0.0 without any
-    told: bool = False  # the engine has sent its note, or is about to
+    voted: bool = False  # the engine has sent its vote, or is about to
     # while traced: when the first of what others sent came, nanoseconds of CLOCK_MONOTONIC; 0: nothing did
     first: int = 0
     last: int = 0  # the same of the last
@@ -261,15 +261,15 @@ class Engine:
         filled_address: int = 0,
         shown_address: int = 0,
         attempt: int = 0,
-        note: bytes = b"",
-        note_digest: int = 0,
+        vote: bytes = b"",
+        vote_digest: int = 0,
         hearers: Hearers | None = None,
     ) -> None:
         """Start an op. The memory at all addresses must stay mapped until Done or Cancelled.
 
         What differs from call to call: wc_op in engine.h says what it is, and when a bell has to ring (see add_bell).
-        An address of 0 is NULL there. The engine sends *note* to the *hearers* by itself when the op has finished,
-        unless withhold_note or cancel came first: Done.told says so. A link that takes no notes breaks.
+        An address of 0 is NULL there. The engine sends *vote* to the *hearers* by itself when the op has finished,
+        unless withhold_vote or cancel came first: Done.voted says so. A link that takes no notes breaks.
         """
         op = prepared._op
         op.id = op_id
@@ -282,10 +282,10 @@ class Engine:
         op.filled = ffi.cast("uint8_t *", filled_address)
         op.shown = ffi.cast("uint32_t *", shown_address)
         op.attempt = attempt
-        op.note_bytes = 0
+        op.vote_bytes = 0
         if hearers is not None:
-            op.note, op.note_bytes, op.note_digest = ffi.from_buffer(note), len(note), note_digest
-            op.note_links, op.note_links_count = hearers._links, hearers._count
+            op.vote, op.vote_bytes, op.vote_digest = ffi.from_buffer(vote), len(vote), vote_digest
+            op.vote_links, op.vote_links_count = hearers._links, hearers._count
         if lib.wc_post(self._live, op) < 0:
             raise _refusal(f"op {op_id} cannot be posted", f"epoch {epoch}, seq {seq}", _POST_RULES)
 
@@ -293,9 +293,9 @@ class Engine:
         """Give op *op_id* up; answered by Cancelled, with a Done before it if the op had just finished."""
         _check(lib.wc_cancel(self._live, op_id), f"op {op_id} cannot be cancelled")
 
-    def withhold_note(self, op_id: int) -> None:
-        """From now on op *op_id* sends no note by itself. Where it was too late the Done that says so waits already."""
-        lib.wc_note_withhold(self._live, op_id)
+    def withhold_vote(self, op_id: int) -> None:
+        """From now on op *op_id* sends no vote by itself. Where it was too late the Done that says so waits already."""
+        lib.wc_vote_withhold(self._live, op_id)
 
     def lacks_input(self, op_id: int) -> bool:
         """Whether steps of op *op_id* wait for blocks of an input that is being filled. False for unknown ones."""
@@ -379,7 +379,7 @@ def _event(e: c.Event) -> Event:
     kind = e.type
     if kind == lib.WC_EV_DONE:
         error = math.sqrt(e.error_squares / e.norm_squares) if e.norm_squares else 0.0
-        return Done(e.op, e.value, e.extra, e.saved, error, bool(e.told), e.first, e.last)
+        return Done(e.op, e.value, e.extra, e.saved, error, bool(e.voted), e.first, e.last)
     if kind == lib.WC_EV_CANCELLED:
         return Cancelled(e.op, e.first, e.last)
     if kind == lib.WC_EV_LANE_DOWN:

@@ -479,7 +479,7 @@ class Session:
                 prepared, op.engine_id, self.links.stamp(channel), op.seq, meaning.fingerprint,
                 input_buffer, result_buffer, rounding,
                 filled_address=filled, shown_address=shown, attempt=op.attempts,
-                note=op.note, note_digest=DIGEST_AT if op.kind in SAME_RESULT else 0,
+                vote=op.vote, vote_digest=DIGEST_AT if op.kind in SAME_RESULT else 0,
                 hearers=None if beside else self._who_hear(op),
             )  # fmt: skip
         except (ConfigError, MemoryError, OverflowError, OSError) as bad:
@@ -602,7 +602,7 @@ class Session:
         """The engine says no note of this member's ops any more, nor of those that begin before unhush()."""
         self._hushed = True
         for engine_id in self._in_engine:
-            self._daemon.engine.withhold_note(engine_id)
+            self._daemon.engine.withhold_vote(engine_id)
 
     def unhush(self) -> None:
         """The member hears now why: what begins from here on may be said again."""
@@ -661,10 +661,10 @@ class Session:
     def op_finished(self, done: Done) -> None:
         """The engine's Done. For this and the next: what goes wrong inside is for the caller to contain."""
         self._released(done.op)
-        if done.told and self._daemon.failpoints.armed:
+        if done.voted and self._daemon.failpoints.armed:
             self._daemon.failpoints.hit("after_done")
         told = done.op, done.digest, done.bytes_sent, done.bytes_saved, done.codec_error
-        self.run(self.member.op_finished(*told, self._daemon.now(), told=done.told))
+        self.run(self.member.op_finished(*told, self._daemon.now(), voted=done.voted))
 
     def op_cancelled(self, engine_id: int) -> None:
         """The engine's Cancelled."""

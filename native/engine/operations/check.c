@@ -89,13 +89,13 @@ static bool step_valid(const wc_op *op, uint32_t index, size_t itemsize)
     }
 }
 
-static bool note_valid(const wc_op *op)
+static bool vote_valid(const wc_op *op)
 {
-    if (op->note_bytes == 0)
+    if (op->vote_bytes == 0)
         return true;
-    return op->note && op->note_bytes <= WC_NOTE_BYTES && op->note_links_count <= WC_MAX_STEPS &&
-           (op->note_links || op->note_links_count == 0) &&
-           (op->note_digest == 0 || (op->note_bytes >= 8 && op->note_digest <= op->note_bytes - 8));
+    return op->vote && op->vote_bytes <= WC_NOTE_BYTES && op->vote_links_count <= WC_MAX_STEPS &&
+           (op->vote_links || op->vote_links_count == 0) &&
+           (op->vote_digest == 0 || (op->vote_bytes >= 8 && op->vote_digest <= op->vote_bytes - 8));
 }
 
 bool wc_op_valid(const wc_engine *engine, const wc_op *op)
@@ -110,7 +110,7 @@ bool wc_op_valid(const wc_engine *engine, const wc_op *op)
     if (op->divisor < 1 || op->lanes < 1 || op->lanes > WC_MAX_LANES || op->lane_groups < 1 ||
         op->lane_groups > op->lanes)
         return false;
-    if (!note_valid(op))
+    if (!vote_valid(op))
         return false;
     if (op->codec != WC_CODEC_NONE && !engine->kernels->encode[op->codec][op->dtype])
         return false;

@@ -62,12 +62,12 @@ static bool find_links(wc_work *work)
 static void copy_note(wc_work *work)
 {
     const wc_op *op = &work->op;
-    if (op->note_bytes == 0)
+    if (op->vote_bytes == 0)
         return;
-    memcpy(work->note, op->note, op->note_bytes);
-    work->hearers = room(work, op->note_links_count, sizeof *work->hearers);
-    for (uint32_t i = 0; i < op->note_links_count && work->hearers; i++)
-        work->hearers[i].id = op->note_links[i];
+    memcpy(work->vote, op->vote, op->vote_bytes);
+    work->hearers = room(work, op->vote_links_count, sizeof *work->hearers);
+    for (uint32_t i = 0; i < op->vote_links_count && work->hearers; i++)
+        work->hearers[i].id = op->vote_links[i];
     work->speaks = true;
 }
 
@@ -128,7 +128,7 @@ wc_work *wc_work_new(wc_engine *engine, const wc_op *op)
         return NULL;
     }
     work->op.steps = NULL;
-    work->op.note = work->op.note_links = NULL;
+    work->op.vote = work->op.vote_links = NULL;
     if (op->steps_count == 0)
         work->tasks[0].remaining = 1; /* a worker has to say that there is nothing to do */
     unsigned involved = 0;
@@ -153,10 +153,10 @@ static void table_remove(wc_engine *engine, wc_work *work)
     *at = work->next;
 }
 
-/* The links over which its note goes, each kept until wc_link_unref; engine->mutex held. */
+/* The links over which its vote goes, each kept until wc_link_unref; engine->mutex held. */
 static void find_hearers(wc_work *work)
 {
-    for (uint32_t i = 0; i < work->op.note_links_count; i++) {
+    for (uint32_t i = 0; i < work->op.vote_links_count; i++) {
         wc_hearer *hearer = &work->hearers[i];
         if ((hearer->link = wc_link_find(work->engine, hearer->id))) /* else it was closed meanwhile */
             atomic_fetch_add(&hearer->link->refs, 1);
@@ -165,18 +165,18 @@ static void find_hearers(wc_work *work)
 
 static void tell(wc_work *work, uint64_t digest)
 {
-    if (work->op.note_digest)
-        memcpy(work->note + work->op.note_digest, &digest, sizeof digest);
-    for (uint32_t i = 0; i < work->op.note_links_count; i++) {
+    if (work->op.vote_digest)
+        memcpy(work->vote + work->op.vote_digest, &digest, sizeof digest);
+    for (uint32_t i = 0; i < work->op.vote_links_count; i++) {
         wc_link *link = work->hearers[i].link;
         if (!link)
             continue;
-        wc_notes_tell(&link->notes, work->note, work->op.note_bytes);
+        wc_notes_tell(&link->notes, work->vote, work->op.vote_bytes);
         wc_link_unref(link);
     }
 }
 
-/* The last worker has let go: DONE unless it was given up, and an answer to a cancel. Who withholds the note, or
+/* The last worker has let go: DONE unless it was given up, and an answer to a cancel. Who withholds the vote, or
    cancels, and then takes all events knows whether it goes out: that is decided together with the event. */
 static void settle(wc_work *work)
 {
@@ -199,7 +199,7 @@ static void settle(wc_work *work)
     pthread_mutex_lock(&engine->mutex);
     table_remove(engine, work);
     const bool tells = work->speaks && !aborted;
-    event.told = tells;
+    event.voted = tells;
     if (tells)
         find_hearers(work);
     if (aborted)

@@ -26,7 +26,7 @@ typedef struct {
     uint32_t numbers; /* of steps to receive */
 } wc_op_link;
 
-/* A link that an op's note goes over. */
+/* A link that an op's vote goes over. */
 typedef struct {
     uint64_t id;
     wc_link *link; /* while it is told */
@@ -70,9 +70,9 @@ struct wc_work {
     size_t numbers_count;
     uint32_t *numbers;              /* of all queues */
     uint32_t first_lane;            /* part 0 of each step is meant for it */
-    bool speaks;                    /* its note is to be sent; guarded by engine->mutex */
-    uint8_t note[WC_NOTE_BYTES];
-    wc_hearer *hearers;             /* by link that the op names for its note */
+    bool speaks;                    /* its vote is to be sent; guarded by engine->mutex */
+    uint8_t vote[WC_NOTE_BYTES];
+    wc_hearer *hearers;             /* by link that the op names for its vote */
     void *rooms[8];                 /* all arrays above */
     uint32_t rooms_count;
     bool lacks_memory;              /* for one of them */

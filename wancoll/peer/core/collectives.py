@@ -11,8 +11,8 @@ outcome does not wait for it. Where members commit, and the master is away, they
 says so in a note, and when all have it ends like a barrier, and admits nobody.
 
 Where the plan says so members commit among themselves (own_tally.py): of what proves that everyone took part each tells
-all others its vote, and it ends here when all votes are equal. The vote goes to the engine with the op, which may say
-it itself at the moment in which it has finished; op.told is what became of that. A member keeps the results of what it
+all others its vote, and it ends here when all votes are equal. The vote goes to the engine with the op, which may send
+it itself when it has finished; op.voted_to: the members to whom it did. A member keeps the results of what it
 has committed of late: others may lack its votes, and a master that ends the epoch compares them (C3). So it is where
 the master commits, for the one after it (R7). Other kinds are told to the master
 once all below them is committed here, and their Done says so. An Abort then freezes the member: what is done stays
@@ -362,7 +362,7 @@ class Collectives(Book):
         """See Book. Where members commit the others are told, or the master once all below is committed."""
         if self.tally is None:
             return super().say_done(op)
-        said = self._vote(self.tally, op, told=op.told) if self._votes(op) else []
+        said = self._vote(self.tally, op, told=op.voted_to) if self._votes(op) else []
         return said + self._decide_all()
 
     def hear(self, sender: int, note: m.Vote | NewRound | Ask) -> list[cmd.Command]:
@@ -383,10 +383,10 @@ class Collectives(Book):
     def start(self, op: Op, meaning: Meaning) -> cmd.Command:
         """See Book. What members commit the engine may say to those who can be told now."""
         command, tally = super().start(op, meaning), self.tally
-        op.hearers = op.told = ()
+        op.hearers = op.voted_to = ()
         if tally is not None and not tally.frozen and self._votes(op):
             op.hearers = tuple(sorted(tally.others & self._up))
-            op.note = pack(m.Vote(*self.seat.head, op.seq, 0, meaning.fingerprint, tally.committed))
+            op.vote = pack(m.Vote(*self.seat.head, op.seq, 0, meaning.fingerprint, tally.committed))
         return command
 
     def _votes(self, op: Op) -> bool:

@@ -441,17 +441,17 @@ class Member:
         codec_error: float = 0.0,
         now: float = 0.0,
         *,
-        told: bool = False,
+        voted: bool = False,
     ) -> list[cmd.Command]:
-        """The engine has moved the last byte of an attempt; *told*: and said its note to op.hearers."""
+        """The engine has moved the last byte of an attempt; *voted*: and sent its vote to op.hearers."""
         self._at(now)
         op = self.attempts.ops.get(engine_id)
         if op is not None and engine_id == op.engine_id and op.state is OpState.running:
             op.finished, op.digest, op.bytes_sent = True, digest, bytes_sent
             op.bytes_saved, op.codec_error = bytes_saved, codec_error
-            op.told = op.hearers if told else ()
+            op.voted_to = op.hearers if voted else ()
         else:
-            assert not told or self.over, "the engine said a note of an attempt that was stopped before"
+            assert not voted or self.over, "the engine sent a vote of an attempt that was stopped before"
         return self.op_cancelled(engine_id)
 
     def op_cancelled(self, engine_id: int, now: float = 0.0) -> list[cmd.Command]:

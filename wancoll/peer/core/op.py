@@ -88,9 +88,9 @@ class Op:
     outcome: m.Result | m.Failure | None = None
     covers: bool = False  # the daemon takes part for a client that is late (R20), in memory of its own
     memory: object = None  # then: that memory, which the shell holds
-    note: bytes = b""  # which the engine may say to `hearers` (mids) when it has finished the current attempt
+    vote: bytes = b""  # which the engine may send to `hearers` (mids) when it has finished the current attempt
     hearers: tuple[int, ...] = ()
-    told: tuple[int, ...] = ()  # those to whom it has
+    voted_to: tuple[int, ...] = ()  # those to whom it has
     round: int = 0  # of the epoch, in which it was last started
     input_hash: int | None = None  # of its input, during an attempt after the first; the shell holds it
     beside: object = None  # memory for a result that nobody reads, of runs for others' sake (C12); the shell holds it
