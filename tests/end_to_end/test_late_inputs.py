@@ -285,8 +285,8 @@ def test_tables_that_cannot_be(cluster: Cluster, late: list[LateInput], monkeypa
     for where, says in (
         (lambda _: 1 << 61, "outside the arena"),
         (lambda one: one.filled + 1, "not aligned"),
-        (over("input"), "input and filled overlap"),
-        (over("result"), "result and filled overlap"),
+        (over("input_buffer"), "input and filled overlap"),
+        (over("result_buffer"), "result and filled overlap"),
     ):
         comms = ranked(cluster, [0, 1])
         given = inputs(2)
