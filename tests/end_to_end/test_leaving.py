@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import wancoll
-from tests.faults.support import cluster_fixture
+from tests.faults.support import cluster_fixture, wait_until
 from wancoll.chaos import Cluster, in_threads
 from wancoll.cli.main import app
 from wancoll.cli.running.peer import EXIT_ASKED_TO_LEAVE
@@ -172,10 +172,8 @@ def test_a_master_that_was_started_again_is_not_taken_for_a_leave(cluster: Clust
         with pytest.raises(subprocess.TimeoutExpired):
             leaving.wait(1)
         cluster.resume(1)
-        end = time.monotonic() + 60
-        while not any(len(group.members) == MEMBERS for group in cluster.status().groups):
-            assert time.monotonic() < end
-            time.sleep(0.05)
+        whole = lambda: any(len(group.members) == MEMBERS for group in cluster.status().groups)  # noqa: E731
+        wait_until(whole, 60, "all are members again")
         with pytest.raises(subprocess.TimeoutExpired):
             leaving.wait(1)
 

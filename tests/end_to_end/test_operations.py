@@ -15,7 +15,7 @@ import pytest
 
 import wancoll
 from tests.client.tools import joined_worlds
-from tests.faults.support import close_all, cluster_fixture, ranked, wait_joining
+from tests.faults.support import close_all, cluster_fixture, ranked, wait_joining, wait_until
 from tests.later import at_night, later
 from tests.schedule.numbers import digest, storage
 from tests.schedule.reference import execute
@@ -357,7 +357,4 @@ def test_private_daemon(cluster: Cluster) -> None:
 
     daemons = len(cluster.status().daemons)
     assert in_threads(member, 2) == [11.0, 11.0]
-    deadline = time.monotonic() + 10
-    while len(cluster.status().daemons) > daemons:
-        assert time.monotonic() < deadline, cluster.status().daemons
-        time.sleep(0.01)
+    wait_until(lambda: len(cluster.status().daemons) == daemons, 10, "the private daemons have gone")

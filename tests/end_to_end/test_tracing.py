@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests.cli.otlp import receiver
-from tests.faults.support import cluster_fixture
+from tests.faults.support import cluster_fixture, wait_until
 from wancoll.chaos import Cluster, in_threads
 from wancoll.cli.looking.timeline import OPEN, SPANS
 from wancoll.cli.main import app
@@ -33,10 +33,7 @@ def start(cluster: Cluster, file: Path, seconds: float) -> Callable[[], list[Eve
         [sys.executable, "-m", "wancoll", "trace", *sockets, "-o", str(file), "--seconds", str(seconds)],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
-    end = time.monotonic() + 60
-    while not all(cluster.peer_status(k)["traced"] for k in range(MEMBERS)):
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    wait_until(lambda: all(cluster.peer_status(k)["traced"] for k in range(MEMBERS)), 60, "all are traced")
 
     def events() -> list[Event]:
         said, _ = running.communicate(timeout=120)
@@ -91,9 +88,7 @@ def test_a_call_that_nobody_joins(tmp_path: Path, capsys: pytest.CaptureFixture[
     with Cluster(2, fork=True, lanes=1) as cluster:
         comms = in_threads(lambda k: cluster.connect(k, group="g", name=f"m{k}", start_world=2), 2, 60)
         work = comms[0].all_reduce(np.ones(1000, np.float32), async_op=True)
-        end = time.monotonic() + 60
-        while not cluster.peer_status(0)["resources"]["ops"]:  # its links are up, the engine has it
-            assert time.monotonic() < end
+        wait_until(lambda: cluster.peer_status(0)["resources"]["ops"], 60, "its links are up, the engine has it")
         trace("--seconds", "0.05", "--out", str(file), *(f"--socket={cluster.socket(k)}" for k in range(2)))
         assert capsys.readouterr().out == f"1 attempt of 2 daemons in {file}\n"
         comms[1].all_reduce(np.ones(1000, np.float32))
@@ -166,13 +161,11 @@ def test_an_aborted_attempt_is_there_twice(cluster: Cluster, tmp_path: Path) -> 
         [sys.executable, "-m", "wancoll", "trace", *sockets, "-o", str(file), "--seconds", "10"],
         stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
-    end = time.monotonic() + 60
-    while not all(cluster.peer_status(k)["traced"] for k in range(2)):
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    wait_until(lambda: all(cluster.peer_status(k)["traced"] for k in range(2)), 60, "they are traced")
     works = [comms[k].all_reduce(np.ones(1000, np.float32), op="sum", async_op=True) for k in range(2)]
-    while not all(cluster.peer_status(k)["resources"]["ops"] for k in range(2)):
-        assert time.monotonic() < end
+    wait_until(
+        lambda: all(cluster.peer_status(k)["resources"]["ops"] for k in range(2)), 60, "their sums are under way"
+    )
     cluster.kill(2)
     receipts = [work.wait() for work in works]
     assert all(receipt.attempts >= 2 for receipt in receipts)  # each counts its own
@@ -213,10 +206,7 @@ def test_files_of_daemons_and_spans(cluster: Cluster, tmp_path: Path, monkeypatc
 def test_who_is_not_there_and_who_is_traced_already(cluster: Cluster, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "wancoll", "trace", "-o", str(tmp_path / "trace.json"), "--seconds"]
     with subprocess.Popen([*command, "60", "--socket", cluster.socket(0)], stdout=subprocess.PIPE) as running:
-        end = time.monotonic() + 60
-        while not cluster.peer_status(0)["traced"]:
-            assert time.monotonic() < end
-            time.sleep(0.01)
+        wait_until(lambda: cluster.peer_status(0)["traced"], 60, "it is traced")
         again = subprocess.run(
             [*command, "1", "--socket", cluster.socket(0)], capture_output=True, text=True, timeout=60, check=False
         )
@@ -224,9 +214,7 @@ def test_who_is_not_there_and_who_is_traced_already(cluster: Cluster, tmp_path: 
     assert again.returncode == 2
     assert "peer-0 at " in again.stderr
     assert "is being traced already; wait until that is over" in again.stderr
-    while cluster.peer_status(0)["traced"]:  # who asked has gone
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    wait_until(lambda: not cluster.peer_status(0)["traced"], 60, "who asked has gone")
     nobody = subprocess.run(
         [*command, "1", "--socket", str(tmp_path / "none.sock")],
         capture_output=True,

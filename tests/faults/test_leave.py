@@ -44,10 +44,7 @@ def test_who_stands_still_has_not_left_and_who_comes_in_its_place_can(
         assert capsys.readouterr().out == f"{who} was asked to leave\n"
         cluster.restart_peer(1)  # it is killed first: awake, it might take in what it was asked, after all
         comm.close()
-        end = time.monotonic() + 60
-        while "peer-1" not in cluster.status().daemons:
-            assert time.monotonic() < end
-            time.sleep(0.05)
+        wait_until(lambda: "peer-1" in cluster.status().daemons, 60, "the daemon is here")
         assert leave(cluster, "peer-1") == 0
         assert capsys.readouterr().out == "daemon peer-1 was asked to leave\ndaemon peer-1 has left\n"
 

@@ -16,6 +16,7 @@ import trio
 import trio.testing
 from msgspec.structs import replace
 
+from tests.client.tools import until as stand_still_until  # engines go on meanwhile, daemons do not
 from wancoll.collective import Descriptor, DType, Kind, ReduceOp
 from wancoll.errors import ConfigError
 from wancoll.limits import DEFAULT, PROTOCOL_VERSION
@@ -430,14 +431,6 @@ async def until(condition: Callable[[], object]) -> None:
         await trio.sleep(0.001)
 
 
-def in_time(condition: Callable[[], bool]) -> None:
-    """Stand still until it holds: engines go on meanwhile, daemons do not."""
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-
-
 @contextlib.asynccontextmanager
 async def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deaf: tuple[int, ...] = ()) -> AsyncIterator[Pair]:
     """What engine and notes say lies there until something else makes a daemon look, of those that are *deaf*."""
@@ -554,7 +547,7 @@ async def test_what_finishes_while_its_member_freezes_is_told_to_nobody(
         def and_then_it_ends() -> bool:
             found = take()
             two.fill()
-            in_time(two.finished)
+            stand_still_until(two.finished)
             return found
 
         monkeypatch.setattr(two.daemons[0], "take_events", and_then_it_ends)
@@ -574,7 +567,7 @@ async def test_what_begins_while_its_member_freezes_is_told_to_nobody(
             found = take()
             if not two.runs(two.daemons[0]) and session.member.epoch_number == 1:
                 session._post(m.Post(1, SUM, 0, 4096, 1))
-                in_time(two.finished)
+                stand_still_until(two.finished)
             return found
 
         monkeypatch.setattr(two.daemons[0], "take_events", and_then_it_begins)

@@ -7,12 +7,12 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.client.tools import until
 from wancoll.peer.trainer import Trainer
 
 CHILD = "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); s.recv(1)"
@@ -30,10 +30,7 @@ class Pair:
         self.trainer = Trainer(self.sock)
 
     def becomes(self, state: str) -> None:
-        deadline = time.monotonic() + 10
-        while self.trainer.look(1.0)[0] != state:
-            assert time.monotonic() < deadline, (state, self.trainer.look(1.0))
-            time.sleep(0.005)
+        until(lambda: self.trainer.look(1.0)[0] == state)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import os
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ import trio
 
 from tests.master.test_gate import secure
 from tests.master.test_shared_trust import Later, admin_of, in_hand, join, that_writes_later
+from tests.peer.test_daemon import until
 from wancoll.limits import PROTOCOL_VERSION
 from wancoll.local import join_address
 from wancoll.net import enroll
@@ -67,11 +68,6 @@ class Daemon:
                 nursery.start_soon(self.control.run)
                 yield self
                 nursery.cancel_scope.cancel()
-
-
-async def until(so: Callable[[], object]) -> None:
-    while not so():  # noqa: ASYNC110 - of other tasks
-        await trio.sleep(0.01)
 
 
 # ---- files --------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 import wancoll
+from tests.client.tools import until
 from tests.torch.ranks import Ranks, free_port, run
 from wancoll.client.connection import Connection
 from wancoll.testing import Cluster
@@ -317,7 +318,4 @@ def test_private_daemons_end_with_their_ranks(tmp_path):
         assert len(services) == 3
         for rank in range(2):
             ranks.kill(rank, signal.SIGKILL)
-        until = time.monotonic() + 20
-        while any(os.path.exists(f"/proc/{pid}") for pid in services):
-            assert time.monotonic() < until, "a daemon or master is left"
-            time.sleep(0.05)
+        until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in services), 20)
