@@ -148,7 +148,7 @@ class Descriptor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
     def proves_all(self) -> bool:
         """Whether a member can finish it only after every other one has made the call and given its share.
 
-        Whatever the algorithm is; see Meaning.proves_all.
+        Whatever the algorithm is; see ResolvedCall.proves_all.
         """
         if self.kind not in PROVING:
             return False

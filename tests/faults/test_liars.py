@@ -43,10 +43,10 @@ def prepare(schedule, links, **rest):  # the last piece of the result that it pa
     return real_prepare(schedule._replace(steps=tuple(steps)), links, **rest)
 
 
-def slowly(self, meaning, seat, channel):
+def slowly(self, resolved, view, channel):
     for number in self.links.numbers(channel).values():
         self._daemon.engine.pace_link(number, 30_000_000)
-    return real_session(self, meaning, seat, channel)
+    return real_session(self, resolved, view, channel)
 
 
 Collectives.hear, Collectives._differ = hear, lambda self, seq: []

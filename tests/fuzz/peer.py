@@ -86,7 +86,7 @@ class Peer:
                 case cmd.ToClient(message):
                     _TO_CLIENT.decode(msgspec.msgpack.encode(message))
                 case cmd.StartOp(op):
-                    assert op.meaning is not None
+                    assert op.resolved is not None
                     self.engine.add(op.engine_id)
                 case cmd.CancelOp():
                     pass  # answered when the engine comes to it

@@ -40,32 +40,32 @@ def test_a_root_stays_the_member_that_it_was(kind: Kind) -> None:
 
 
 def test_a_lost_root_is_named() -> None:
-    meaning = resolve(Descriptor(Kind.broadcast, count=5, root=2), KNEW, world(10, 11, 13), 0, plan())
-    assert meaning.refusal == "the root of broadcast, m12, was lost"
-    assert (meaning.input_bytes, meaning.result_bytes, meaning.needs) == (0, 0, frozenset())
+    resolved = resolve(Descriptor(Kind.broadcast, count=5, root=2), KNEW, world(10, 11, 13), 0, plan())
+    assert resolved.refusal == "the root of broadcast, m12, was lost"
+    assert (resolved.input_bytes, resolved.result_bytes, resolved.needs) == (0, 0, frozenset())
 
 
 def test_counts_follow_their_members() -> None:
     call = Descriptor(Kind.all_gather, counts=(1, 2, 3, 4))
-    meaning = resolve(call, KNEW, world(13, 11), 1, plan())
-    assert meaning.descriptor.counts == (4, 2)
-    assert (meaning.input_bytes, meaning.result_bytes) == (2 * FLOATS, 6 * FLOATS)
+    resolved = resolve(call, KNEW, world(13, 11), 1, plan())
+    assert resolved.descriptor.counts == (4, 2)
+    assert (resolved.input_bytes, resolved.result_bytes) == (2 * FLOATS, 6 * FLOATS)
 
 
 @pytest.mark.parametrize("counts", [(1, 2, 3, 4), ()])
 def test_lost_ranks_blocks_stay_in_front_and_are_left_out(counts: tuple[int, ...]) -> None:
     call = Descriptor(Kind.reduce_scatter, DType.int64, ReduceOp.sum, 0 if counts else 3, counts)
-    meaning = resolve(call, KNEW, world(10, 12, 13), 1, plan())
+    resolved = resolve(call, KNEW, world(10, 12, 13), 1, plan())
     own, starts, end = (3, [0, 3, 6], 10) if counts else (3, [0, 6, 9], 12)
-    assert meaning.descriptor.block_counts(3) == ((1, 3, 4) if counts else (3, 3, 3))
-    assert (meaning.input_bytes, meaning.result_bytes) == (8 * end, 8 * own)
-    assert meaning.schedule == make(meaning.descriptor, "ring", 1, 3, blocks=starts)
-    assert meaning.schedule != make(meaning.descriptor, "ring", 1, 3)
+    assert resolved.descriptor.block_counts(3) == ((1, 3, 4) if counts else (3, 3, 3))
+    assert (resolved.input_bytes, resolved.result_bytes) == (8 * end, 8 * own)
+    assert resolved.schedule == make(resolved.descriptor, "ring", 1, 3, blocks=starts)
+    assert resolved.schedule != make(resolved.descriptor, "ring", 1, 3)
 
 
 def test_a_lost_last_block_is_not_read_any_more() -> None:
-    meaning = resolve(Descriptor(Kind.all_to_all, count=2), KNEW, world(10, 11, 12), 0, plan())
-    assert (meaning.input_bytes, meaning.result_bytes) == (6 * FLOATS, 6 * FLOATS)
+    resolved = resolve(Descriptor(Kind.all_to_all, count=2), KNEW, world(10, 11, 12), 0, plan())
+    assert (resolved.input_bytes, resolved.result_bytes) == (6 * FLOATS, 6 * FLOATS)
 
 
 @pytest.mark.parametrize(
@@ -105,9 +105,9 @@ def test_around_a_link_to_avoid_a_limit_on_the_error_leaves_out_the_codec() -> N
 def test_without_a_route_the_pair_is_named() -> None:
     """The master lays the ring around such pairs; one that is a ring edge all the same has no way around."""
     call = Descriptor(Kind.gather, count=8, root=0, algorithm="direct")
-    meaning = resolve(call, KNEW, KNEW, 3, plan(avoid=((10, 11),)))
-    assert meaning.refusal == "direct needs a link between m10 and m11, who cannot reach each other"
-    assert (meaning.input_bytes, meaning.result_bytes) == (8 * FLOATS, 0)
+    resolved = resolve(call, KNEW, KNEW, 3, plan(avoid=((10, 11),)))
+    assert resolved.refusal == "direct needs a link between m10 and m11, who cannot reach each other"
+    assert (resolved.input_bytes, resolved.result_bytes) == (8 * FLOATS, 0)
     assert resolve(call, KNEW, KNEW, 3, plan(avoid=((10, 12),))).algorithm == "ring"
     assert resolve(call, KNEW, KNEW, 3, plan(avoid=((11, 13),))).algorithm == "direct"
 
@@ -192,9 +192,9 @@ def test_a_send_is_one_step_to_the_member_that_was_named() -> None:
     later = world(12, 13, 10)
     one, two = (resolve(each.posted, KNEW, later, 2, plan(), peer=2) for each in (sends, receives))
     assert one.fingerprint == two.fingerprint != resolve(replace(sends.posted, count=4), KNEW, later, 2, plan(), peer=2)
-    for meaning, direction in ((one, Direction.send), (two, Direction.recv)):
-        (step,) = meaning.schedule.steps
-        assert (meaning.needs, step.peer, step.direction, step.length) == ({12}, 0, direction, 12)
+    for resolved, direction in ((one, Direction.send), (two, Direction.recv)):
+        (step,) = resolved.schedule.steps
+        assert (resolved.needs, step.peer, step.direction, step.length) == ({12}, 0, direction, 12)
     lost = resolve(sends.posted, KNEW, world(10, 11, 13), 0, plan(), peer=2)
     assert lost.refusal == "m12, the other side, has left the group or was lost"
     apart = resolve(sends.posted, KNEW, KNEW, 0, plan(avoid=((10, 12),)), peer=2)

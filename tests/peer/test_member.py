@@ -705,13 +705,13 @@ def test_alone_a_barrier_needs_no_engine() -> None:
 def test_a_retry_speaks_of_the_same_root_and_a_later_call_of_the_old_epochs_rank() -> None:
     d = Driver(3, 1, 2)
     [first] = d.post(rooted(2))
-    assert first.op.meaning.descriptor.root == 2
-    assert first.op.meaning.needs == {2, 3}
+    assert first.op.resolved.descriptor.root == 2
+    assert first.op.resolved.needs == {2, 3}
     d.member.enter_epoch(epoch(2, 1, 2), 2.0)
     [again] = d.ready(2)
     [later] = d.post(rooted(1), epoch=1)  # the client had not read of epoch 2 when it called
     [new] = d.post(rooted(1))
-    assert [start.op.meaning.descriptor.root for start in (again, later, new)] == [1, 0, 1]
+    assert [start.op.resolved.descriptor.root for start in (again, later, new)] == [1, 0, 1]
     [done] = [c for c in d.member.op_finished(again.op.engine_id, 7, 0) + d.member.op_cancelled(100) if c]
     assert done.message.fingerprint == rooted(1).fingerprint()
 

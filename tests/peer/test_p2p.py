@@ -54,7 +54,7 @@ def test_a_send_is_told_matched_started_done_and_committed() -> None:
     assert d.call(Kind.send, 1, tag=3) == [cmd.ToMaster(m.P2PCall("g", 1, 1, 1, 2, 3, True, 0, 4))]
     assert d.match(1, 5) == [links.Need(frozenset({2}), links.P2P)]
     [start] = d.member.p2p.links_up({2})
-    assert (start.op.seq, start.op.kind, start.op.meaning.input_bytes) == (5, Kind.send, 16)
+    assert (start.op.seq, start.op.kind, start.op.resolved.input_bytes) == (5, Kind.send, 16)
     done = d.member.op_finished(start.op.engine_id, 99, 64)
     assert done == [cmd.ToMaster(m.P2PDone("g", 1, 1, 5, 0))]
     [result] = told(d.settle(1), m.Result)

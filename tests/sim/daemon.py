@@ -461,19 +461,19 @@ class Session:
     def _start(self, op: Op, *, beside: bool) -> None:
         self._in_engine.add(op.engine_id)
         self.daemon.by_engine_id[op.engine_id] = self
-        meaning = op.meaning
-        assert meaning is not None
+        resolved = op.resolved
+        assert resolved is not None
         self.world.judge.begins(self.member, op.seq)
         if op.covers:
             self.world.judge.covers(self.member.name, op.seq, op.call.posted.grace)
-            op.memory = op.memory or ([0] * (meaning.input_bytes // ITEM), [])
+            op.memory = op.memory or ([0] * (resolved.input_bytes // ITEM), [])
         input_buffer, result_buffer = op.memory if op.covers else self.arena[op.client_id]
         channel = links.P2P if op.p2p else links.COLLECTIVES
-        head = (op.engine_id, self.links.stamp(channel), op.seq, meaning.fingerprint, meaning.schedule)
+        head = (op.engine_id, self.links.stamp(channel), op.seq, resolved.fingerprint, resolved.schedule)
         if beside:
-            result_buffer = [-1] * (meaning.result_bytes // ITEM)
+            result_buffer = [-1] * (resolved.result_bytes // ITEM)
         else:
-            result_buffer[:] = [-1] * (meaning.result_bytes // ITEM)
+            result_buffer[:] = [-1] * (resolved.result_bytes // ITEM)
         digests = op.kind not in DATALESS and op.kind is not Kind.send
         numbers = self.links.numbers(channel)
         hearers: tuple[int, ...] = ()

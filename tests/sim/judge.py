@@ -225,7 +225,7 @@ class Judge:
     def counts(self, member: Any) -> None:
         """C1: where members commit, what one takes for committed all have finished, equally."""
         tally = member.collectives.tally
-        if member.seat is None or tally is None or member.name not in self._keys:
+        if member.view is None or tally is None or member.name not in self._keys:
             return
         life = self._life(member.name)
         before = self.told_commit.get(life, 0)

@@ -21,7 +21,7 @@ from wancoll.commit.tally import Tally
 from wancoll.peer.core import commands as cmd
 from wancoll.peer.core import member as core
 from wancoll.peer.core import outcomes
-from wancoll.peer.core.calls import Meaning
+from wancoll.peer.core.calls import ResolvedCall
 from wancoll.peer.core.collectives import Collectives
 from wancoll.peer.core.op import OpState
 from wancoll.peer.core.own_tally import OwnTally
@@ -37,7 +37,7 @@ from wancoll_master.core.state import State
 def reporting_without_freezing() -> Iterator[None]:
     def abort(self: Collectives, ask: int) -> list[cmd.Command]:
         assert self.tally is not None
-        frozen = m.Frozen(*self.seat.head, self._stopped(self.tally))
+        frozen = m.Frozen(*self.view.head, self._stopped(self.tally))
         return [cmd.ToMaster(frozen), *(self.mismatch(ask) if ask else [])]
 
     with patch.object(Collectives, "abort", abort):
@@ -143,13 +143,13 @@ def rooted_kinds_included() -> Iterator[None]:
 @contextlib.contextmanager
 def barriers_of_one_frame() -> Iterator[None]:
     """A member ends one as soon as its left neighbour has called it."""
-    chosen, proves = choose.choose, Meaning.proves_all.fget  # type: ignore[attr-defined]
+    chosen, proves = choose.choose, ResolvedCall.proves_all.fget  # type: ignore[attr-defined]
 
     def choose_ring(what: Descriptor, *rest: Any, **options: Any) -> str:
         return "ring" if what.kind is Kind.barrier else chosen(what, *rest, **options)
 
     barriers = property(lambda self: self.descriptor.kind is Kind.barrier or proves(self))
-    with patch.object(choose, "choose", choose_ring), patch.object(Meaning, "proves_all", barriers):
+    with patch.object(choose, "choose", choose_ring), patch.object(ResolvedCall, "proves_all", barriers):
         yield
 
 

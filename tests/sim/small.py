@@ -141,14 +141,14 @@ class SmallWorld:
                 found.append(("crash", i))
             if peer.alive and peer.connected and left.get("drop"):
                 found += [("drop", i), ("drop unnoticed", i)]
-            if peer.alive and left.get("raise") and peer.core.seat is not None and peer.core.collectives.open:
+            if peer.alive and left.get("raise") and peer.core.view is not None and peer.core.collectives.open:
                 found.append(("raise", i))
-            if peer.alive and left.get("alone") and not peer.connected and peer.core.seat is not None:
+            if peer.alive and left.get("alone") and not peer.connected and peer.core.view is not None:
                 found.append(("alone", i))
             for j, other in enumerate(self.peers):
                 if self.notes.get((peer.core.name, other.core.name)):
                     found.append(("note", i, j))
-                both = peer.core.seat is not None and other.core.seat is not None  # who has no epoch yet has no links
+                both = peer.core.view is not None and other.core.view is not None  # who has no epoch yet has no links
                 if i < j and left.get("cut") and peer.alive and other.alive and both:
                     found.append(("cut", i, j))
         if left.get("join"):
@@ -164,8 +164,8 @@ class SmallWorld:
         names = self.epochs[epoch]
         me = peer.core.name
         needed = {names[0], me} if op.kind in ROOTED else set(names)
-        assert op.meaning is not None
-        if op.kind is Kind.barrier and op.meaning.algorithm == "ring":
+        assert op.resolved is not None
+        if op.kind is Kind.barrier and op.resolved.algorithm == "ring":
             needed = {names[names.index(me) - 1], me}
         run = epoch, peer.core.collectives.round, op.seq
         return run not in self.lost and self.started.get(run, frozenset()) >= needed
@@ -243,11 +243,11 @@ class SmallWorld:
             at = here.core.epoch_number, here.core.collectives.round
             self.lost |= {run for run, names in self.started.items() if run[:2] == at and here.core.name in names}
         for here, there in ((one, other), (other, one)):
-            if here.core.seat is not None and there.core.mid in here.core.seat.world.mids:
+            if here.core.view is not None and there.core.mid in here.core.view.world.mids:
                 self._run(here, here.core.link_lost(there.core.mid, "cut"))
                 self._run(
                     here,
-                    here.core.links_ready(here.core.epoch_number, set(here.core.seat.world.mids) - {here.core.mid}),
+                    here.core.links_ready(here.core.epoch_number, set(here.core.view.world.mids) - {here.core.mid}),
                 )
 
     def _pass_time(self) -> None:
@@ -351,8 +351,8 @@ class SmallWorld:
                     key = member.epoch_number, member.collectives.round, op.seq
                     self.started[key] = self.started.get(key, frozenset()) | {member.name}
                 case cmd.SendNote(mids, note):
-                    assert member.seat is not None
-                    names = dict(zip(member.seat.world.mids, member.seat.world.names, strict=True))
+                    assert member.view is not None
+                    names = dict(zip(member.view.world.mids, member.view.world.names, strict=True))
                     living = {one.core.name for one in self.peers if one.alive}
                     for name in [names[mid] for mid in mids if names[mid] in living]:
                         self.notes.setdefault((member.name, name), deque()).append(note)
@@ -476,7 +476,7 @@ class SmallWorld:
 
     def _lacks_joiners(self) -> bool:
         living = [peer.core for peer in self.peers if peer.alive and not peer.core.over]
-        return len(living) < self._least and any(one.seat is not None for one in living)
+        return len(living) < self._least and any(one.view is not None for one in living)
 
     def key(self) -> bytes:
         """Equal where nothing that matters is different."""
@@ -581,7 +581,7 @@ class LyingWorld(SmallWorld):
         """A vote that the liar keeps to itself is a stall."""
         for peer in self.peers:
             book, head = peer.core.collectives, (peer.core.group, peer.core.mid, peer.core.epoch_number)
-            if peer.connected and not peer.core.over and peer.core.seat is not None:
+            if peer.connected and not peer.core.over and peer.core.view is not None:
                 still = [op for op in book.open.values() if op.outcome is None and op.seq > book.committed]
                 waits = [m.OpWait(op.seq, op.kind.name, 4, _STAGES[op.state], 1e3, 1e3) for op in still]
                 peer.up.append(m.Heartbeat(1, [(peer.core.mid, head[2], book.called, book.committed)]))

@@ -30,7 +30,7 @@ from wancoll.peer.config import PeerConfig
 from wancoll.peer.control import Control
 from wancoll.peer.core import commands as cmd
 from wancoll.peer.core import links, outcomes
-from wancoll.peer.core.calls import Call, Meaning, Seat, noise
+from wancoll.peer.core.calls import Call, EpochView, ResolvedCall, noise
 from wancoll.peer.core.member import Member
 from wancoll.peer.core.op import Op, OpState
 from wancoll.peer.core.tracing import Recorder
@@ -136,7 +136,7 @@ class Session:
             log.info("nobody will see whether this client is stopped", member=attach.member, reason=why)
         self.links = daemon.links.member(self._links_say)
         self._where = f"member {attach.member}"
-        self._prepared: dict[Meaning, Prepared] = {}
+        self._prepared: dict[ResolvedCall, Prepared] = {}
         self._hearers: dict[tuple[int, ...], Hearers] = {}  # by mids
         self._in_engine: set[int] = set()
         self._hushed = False  # the member is about to hear that it stops
@@ -451,32 +451,32 @@ class Session:
         self._room.set()
 
     def _start(self, op: Op, *, beside: bool) -> None:
-        meaning, seat, base = op.meaning, self.member.seat, self.arena.address
-        assert meaning is not None
-        assert seat is not None
+        resolved, view, base = op.resolved, self.member.view, self.arena.address
+        assert resolved is not None
+        assert view is not None
         channel = links.P2P if op.p2p else links.COLLECTIVES
         input_buffer, result_buffer, rounding = (
             base + op.input_buffer,
             base + op.result_buffer,
-            noise(meaning.descriptor, op.seq, seat.mid),
+            noise(resolved.descriptor, op.seq, view.mid),
         )
         try:
             if op.covers:
                 if op.memory is None:
-                    op.memory = Cover(meaning.input_bytes, meaning.result_bytes)
+                    op.memory = Cover(resolved.input_bytes, resolved.result_bytes)
                 assert isinstance(op.memory, Cover)
                 input_buffer, result_buffer = op.memory.input_buffer, op.memory.result_buffer
             if beside:
-                op.beside = op.beside or Cover(0, meaning.result_bytes)
+                op.beside = op.beside or Cover(0, resolved.result_bytes)
                 assert isinstance(op.beside, Cover)
                 result_buffer = op.beside.result_buffer
-            if op.attempts > 1 and not op.covers and meaning.input_bytes and not self._may_write(op):
+            if op.attempts > 1 and not op.covers and resolved.input_bytes and not self._may_write(op):
                 self._look(op, input_buffer, op.call.input_bytes)  # what any epoch reads: this one may read less
-            prepared = self._prepared.get(meaning) or self._prepare(meaning, seat, channel)
+            prepared = self._prepared.get(resolved) or self._prepare(resolved, view, channel)
             filled = base + op.filled if op.filled >= 0 and op.call.input_bytes else 0
             shown = base + op.shown if op.shown >= 0 and not beside else 0
             self._daemon.engine.post(
-                prepared, op.engine_id, self.links.stamp(channel), op.seq, meaning.fingerprint,
+                prepared, op.engine_id, self.links.stamp(channel), op.seq, resolved.fingerprint,
                 input_buffer, result_buffer, rounding,
                 filled_address=filled, shown_address=shown, attempt=op.attempts,
                 vote=op.vote, vote_digest=DIGEST_AT if op.kind in SAME_RESULT else 0,
@@ -633,19 +633,19 @@ class Session:
         lacking = (seq for seq, op in book.open.items() if self.lacks_input(op))
         return min(lacking, default=book.called + 1) - 1
 
-    def _prepare(self, meaning: Meaning, seat: Seat, channel: int) -> Prepared:
+    def _prepare(self, resolved: ResolvedCall, view: EpochView, channel: int) -> Prepared:
         """The op's schedule in the engine's terms; kept, since training repeats its shapes."""
-        plan, call = seat.epoch.plan, meaning.descriptor
+        plan, call = view.epoch.plan, resolved.descriptor
         if len(self._prepared) >= _SHAPES_KEPT:
             self._prepared.pop(next(iter(self._prepared)))
-        ready = self._prepared[meaning] = self._daemon.engine.prepare(
-            meaning.schedule,
+        ready = self._prepared[resolved] = self._daemon.engine.prepare(
+            resolved.schedule,
             self.links.numbers(channel),
             dtype=call.dtype,
             op=call.op,
-            input_bytes=meaning.input_bytes,
-            result_bytes=meaning.result_bytes,
-            world_size=len(seat.world.mids),
+            input_bytes=resolved.input_bytes,
+            result_bytes=resolved.result_bytes,
+            world_size=len(view.world.mids),
             lanes=plan.lanes,
             lane_groups=plan.lane_groups,
             stripe=plan.stripe,

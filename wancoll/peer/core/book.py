@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from wancoll.limits import Limits
 from wancoll.peer.core import commands as cmd
-from wancoll.peer.core.calls import Meaning, Seat
+from wancoll.peer.core.calls import EpochView, ResolvedCall
 from wancoll.peer.core.liveness.master_session import MasterSession
 from wancoll.peer.core.op import Op, OpState
 from wancoll.wire import messages as m
@@ -33,23 +33,23 @@ class Book:
         limits: bounds.
     """
 
-    seat: Seat  # once there is an epoch; the client cannot call before
+    view: EpochView  # once there is an epoch; the client cannot call before
 
     def __init__(self, attempts: Attempts, master_session: MasterSession, limits: Limits) -> None:
         self.open: dict[int, Op] = {}
         self._attempts, self._master_session, self._limits = attempts, master_session, limits
 
-    def meaning(self, op: Op) -> Meaning:
+    def resolved(self, op: Op) -> ResolvedCall:
         """What *op* means in the current epoch."""
-        return op.call.means(self.seat, self._limits)
+        return op.call.resolved(self.view, self._limits)
 
     def done(self, op: Op) -> m.FromPeer:
         """What the master is told of *op*, which is finished here."""
         raise NotImplementedError
 
-    def start(self, op: Op, meaning: Meaning) -> cmd.Command:
-        """Hand *op*, which is *meaning* in this epoch, to the engine."""
-        op.state, op.ran, op.finished, op.meaning = OpState.running, True, False, meaning
+    def start(self, op: Op, resolved: ResolvedCall) -> cmd.Command:
+        """Hand *op*, which is *resolved* in this epoch, to the engine."""
+        op.state, op.ran, op.finished, op.resolved = OpState.running, True, False, resolved
         op.attempts += 1
         return self.hand_over(op)
 
@@ -73,7 +73,7 @@ class Book:
     def uses(self, other: int) -> bool:
         """Whether an attempt may have bytes on the way to or from member *other* that are not committed."""
         under_way = (op for op in self.open.values() if op.state in (OpState.running, OpState.done))
-        return any(op.meaning is not None and other in op.meaning.needs for op in under_way)
+        return any(op.resolved is not None and other in op.resolved.needs for op in under_way)
 
     def settle(self, op: Op) -> list[cmd.Command]:
         """The engine has let go of an attempt of *op*: say that it is done, or tell the client what waited for that."""
@@ -91,7 +91,7 @@ class Book:
 
     def written(self, op: Op) -> list[cmd.Command]:
         """The client has written to the input of *op*, which runs: the master is to put this member out (R13)."""
-        return [self._master_session.say(m.Written(*self.seat.head, str(op)[:4000]), "written")]
+        return [self._master_session.say(m.Written(*self.view.head, str(op)[:4000]), "written")]
 
     def say_done(self, op: Op) -> list[cmd.Command]:
         """Tell who commits it that *op* is done here."""

@@ -62,7 +62,7 @@ def check_epoch(epoch: m.Epoch, mid: int) -> None:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Seat:
+class EpochView:
     """A member's place in one epoch; the next epoch's replaces it as a whole.
 
     Args:
@@ -88,8 +88,8 @@ class Seat:
     votes: bool  # members commit among themselves
 
     @classmethod
-    def of(cls, epoch: m.Epoch, mid: int) -> Seat:
-        """Return the seat of the member *mid* in *epoch*."""
+    def of(cls, epoch: m.Epoch, mid: int) -> EpochView:
+        """Return the view of the member *mid* in *epoch*."""
         world = World.of(epoch)
         mids, size = world.mids, len(world.mids)
         rank = mids.index(mid)
@@ -107,14 +107,14 @@ class Seat:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Meaning:
+class ResolvedCall:
     """A call in the terms of one epoch.
 
     Args:
         descriptor: with root and counts by the epoch's ranks, and the codec that travels.
         fingerprint: of the descriptor; of a send or recv what both halves agree on.
-        front_bytes: of the caller's memory that this member reads.
-        back_bytes: of the result.
+        input_bytes: of the caller's memory that this member reads.
+        result_bytes: of the result.
         algorithm: the schedule's name.
         schedule: this member's.
         needs: mids of the members with whom bytes go back and forth.
@@ -144,8 +144,8 @@ class Call:
         posted: descriptor in the terms of *world*.
         world: the members that the client knew.
         peer: rank of the other side of a send or recv.
-        front_bytes: of the client's memory that the call may read, in any epoch.
-        back_bytes: of the client's memory that it may write.
+        input_bytes: of the client's memory that the call may read, in any epoch.
+        result_bytes: of the client's memory that it may write.
         p2p: whether it is a send or recv.
     """
 
@@ -155,17 +155,17 @@ class Call:
     input_bytes: int
     result_bytes: int
     p2p: bool
-    _seat: Seat | None = field(default=None, init=False)
-    _meaning: Meaning | None = field(default=None, init=False)
+    _view: EpochView | None = field(default=None, init=False)
+    _resolved: ResolvedCall | None = field(default=None, init=False)
 
-    def means(self, seat: Seat, limits: Limits = DEFAULT) -> Meaning:
-        """What it means in the epoch of *seat*; found once."""
-        if self._meaning is None or self._seat is not seat:
-            self._seat = seat
-            self._meaning = resolve(
-                self.posted, self.world, seat.world, seat.rank, seat.epoch.plan, limits, peer=self.peer
+    def resolved(self, view: EpochView, limits: Limits = DEFAULT) -> ResolvedCall:
+        """Resolve the call in the epoch of *view*, once for each epoch."""
+        if self._resolved is None or self._view is not view:
+            self._view = view
+            self._resolved = resolve(
+                self.posted, self.world, view.world, view.rank, view.epoch.plan, limits, peer=self.peer
             )
-        return self._meaning
+        return self._resolved
 
 
 def posted(post: m.Post, knew: World | None, mid: int, who: str) -> Call:
@@ -188,16 +188,16 @@ def posted(post: m.Post, knew: World | None, mid: int, who: str) -> Call:
     return Call(call, knew, post.peer, input_buffer, result_buffer, p2p)
 
 
-def covering(cover: m.Cover, seat: Seat) -> Call | None:
+def covering(cover: m.Cover, view: EpochView) -> Call | None:
     """The call that a daemon shall take part in for its client.
 
     None: it is none, or one that needs the client's own tensor. Another member's daemon has made it up, or can do more.
     """
     call = cover.call
-    if _misfit(call, -1, seat.world, seat.mid)[0] or not call.grace:
+    if _misfit(call, -1, view.world, view.mid)[0] or not call.grace:
         return None
-    input_buffer, result_buffer = choose.sizes(call, seat.rank, len(seat.world.mids))
-    return Call(call, seat.world, -1, input_buffer, result_buffer, False)
+    input_buffer, result_buffer = choose.sizes(call, view.rank, len(view.world.mids))
+    return Call(call, view.world, -1, input_buffer, result_buffer, False)
 
 
 def _misfit(call: Descriptor, peer: int, knew: World, mid: int) -> tuple[str, str]:
@@ -235,7 +235,7 @@ def _p2p_sizes(call: Descriptor) -> tuple[int, int]:
 
 def resolve(
     call: Descriptor, knew: World, world: World, rank: int, plan: m.Plan, limits: Limits = DEFAULT, *, peer: int = -1
-) -> Meaning:
+) -> ResolvedCall:
     """What *call* means in an epoch.
 
     Args:
@@ -259,7 +259,7 @@ def resolve(
     if call.kind in _BY_RANK and -1 in place:
         newcomer = world.names[place.index(-1)]
         refusal = f"{newcomer} joined the group after {call.kind.name} was called"
-        return Meaning(call, call.fingerprint(), 0, 0, refusal=refusal)
+        return ResolvedCall(call, call.fingerprint(), 0, 0, refusal=refusal)
     if root != call.root or call.counts:
         counts = tuple(call.counts[i] for i in place) if call.counts else ()
         descriptor = replace(call, root=root, counts=counts)
@@ -267,10 +267,10 @@ def resolve(
     gone = [name for mid, name in zip(knew.mids, knew.names, strict=True) if mid not in world.mids]
     if call.on_failure == "raise" and gone:
         refusal = f"the membership changed: {', '.join(gone)} left or was lost"
-        return Meaning(descriptor, fingerprint, 0, 0, refusal=refusal)
+        return ResolvedCall(descriptor, fingerprint, 0, 0, refusal=refusal)
     if call.kind in ROOTED and root < 0:
         refusal = f"the root of {call.kind.name}, {knew.names[call.root]}, was lost"
-        return Meaning(descriptor, fingerprint, 0, 0, refusal=refusal)
+        return ResolvedCall(descriptor, fingerprint, 0, 0, refusal=refusal)
     blocks: tuple[int, ...] = ()
     if call.kind in choose.BLOCKS_IN_INPUT:
         starts = list(accumulate(call.block_counts(len(knew.mids)), initial=0))
@@ -286,7 +286,7 @@ def resolve(
     except choose.NoRoute as bad:
         one, other = (world.names[rank] for rank in bad.pair)
         refusal = f"{bad.algorithm} needs a link between {one} and {other}, who cannot reach each other"
-        return Meaning(descriptor, fingerprint, input_bytes, result_bytes, refusal=refusal)
+        return ResolvedCall(descriptor, fingerprint, input_bytes, result_bytes, refusal=refusal)
     codec = choose.wire_codec(descriptor.codec, descriptor.bounded, algorithm)
     if codec is not descriptor.codec:  # a ring stands in, around a link that cannot be had
         descriptor = replace(descriptor, codec=codec, rounding="nearest", seed=0)
@@ -296,41 +296,41 @@ def resolve(
             f"{algorithm} of {descriptor} takes {messages} messages of one of {size} members, more than the "
             f"{MAX_STEPS} steps that one operation may have; take another algorithm"
         )
-        return Meaning(descriptor, fingerprint, input_bytes, result_bytes, refusal=refusal)
+        return ResolvedCall(descriptor, fingerprint, input_bytes, result_bytes, refusal=refusal)
     schedule = choose.make(descriptor, algorithm, rank, size, blocks=blocks, sites=world.sites)
     if schedule.scratch > limits.scratch_bytes:
         refusal = (
             f"{algorithm} of {descriptor} needs {schedule.scratch} bytes of memory at {world.names[rank]}, more than "
             f"the {limits.scratch_bytes} that one operation may have; take another algorithm, or smaller tensors"
         )
-        return Meaning(descriptor, fingerprint, input_bytes, result_bytes, refusal=refusal)
+        return ResolvedCall(descriptor, fingerprint, input_bytes, result_bytes, refusal=refusal)
     if len(schedule.steps) > MAX_STEPS:
         refusal = (
             f"{algorithm} of {descriptor} takes {len(schedule.steps)} steps at {world.names[rank]}, more than the "
             f"{MAX_STEPS} that one operation may have; take another algorithm"
         )
-        return Meaning(descriptor, fingerprint, input_bytes, result_bytes, refusal=refusal)
+        return ResolvedCall(descriptor, fingerprint, input_bytes, result_bytes, refusal=refusal)
     needs = frozenset(world.mids[other] for other in choose.links(schedule))
-    return Meaning(descriptor, fingerprint, input_bytes, result_bytes, algorithm, schedule, needs)
+    return ResolvedCall(descriptor, fingerprint, input_bytes, result_bytes, algorithm, schedule, needs)
 
 
-def _p2p(call: Descriptor, knew: World, world: World, rank: int, plan: m.Plan, peer: int) -> Meaning:
+def _p2p(call: Descriptor, knew: World, world: World, rank: int, plan: m.Plan, peer: int) -> ResolvedCall:
     """A send or recv: one step, to or from the other side."""
     input_buffer, result_buffer = _p2p_sizes(call)
     fingerprint = replace(call, kind=Kind.send).fingerprint()
     me, other = world.mids[rank], knew.mids[peer]
     if other not in world.mids:
         refusal = f"{knew.names[peer]}, the other side, has left the group or was lost"
-        return Meaning(call, fingerprint, input_buffer, result_buffer, refusal=refusal)
+        return ResolvedCall(call, fingerprint, input_buffer, result_buffer, refusal=refusal)
     if (min(me, other), max(me, other)) in plan.avoid:
         refusal = f"{world.names[rank]} and {knew.names[peer]} cannot reach each other"
-        return Meaning(call, fingerprint, input_buffer, result_buffer, refusal=refusal)
+        return ResolvedCall(call, fingerprint, input_buffer, result_buffer, refusal=refusal)
     at = world.mids.index(other)
     if call.kind is Kind.send:
         step = Step(Direction.send, Action.copy, 0, input_buffer, at, left=Place(Buffer.input, 0))
     else:
         step = Step(Direction.recv, Action.copy, 0, result_buffer, at, to=Place(Buffer.result, 0), result=True)
-    return Meaning(call, fingerprint, input_buffer, result_buffer, "direct", Schedule((step,)), frozenset({other}))
+    return ResolvedCall(call, fingerprint, input_buffer, result_buffer, "direct", Schedule((step,)), frozenset({other}))
 
 
 def noise(call: Descriptor, seq: int, mid: int) -> tuple[int, int]:

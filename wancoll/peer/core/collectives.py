@@ -37,7 +37,7 @@ from wancoll.limits import Limits
 from wancoll.peer.core import commands as cmd
 from wancoll.peer.core import links, outcomes
 from wancoll.peer.core.book import Attempts, Book
-from wancoll.peer.core.calls import Call, Meaning, Seat, covering
+from wancoll.peer.core.calls import Call, EpochView, ResolvedCall, covering
 from wancoll.peer.core.liveness.master_session import MasterSession
 from wancoll.peer.core.op import Op, OpState
 from wancoll.peer.core.own_tally import OwnTally
@@ -78,8 +78,8 @@ class Collectives(Book):
 
     def done(self, op: Op) -> m.Vote:
         """The member's vote for *op*, which it has finished, or at which it stands."""
-        assert op.meaning is not None
-        return m.Vote(*self.seat.head, op.seq, self._digest(op), op.meaning.fingerprint, self.settled)
+        assert op.resolved is not None
+        return m.Vote(*self.view.head, op.seq, self._digest(op), op.resolved.fingerprint, self.settled)
 
     def _digest(self, op: Op) -> int:
         """Digest of a result that is the same on all members; 0 for other kinds."""
@@ -87,8 +87,8 @@ class Collectives(Book):
 
     def _keep(self, op: Op) -> None:
         """It is committed, with this result."""
-        assert op.meaning is not None
-        self._kept.append((op.seq, self._digest(op), op.meaning.fingerprint))
+        assert op.resolved is not None
+        self._kept.append((op.seq, self._digest(op), op.resolved.fingerprint))
 
     @property
     def settled(self) -> int:
@@ -127,7 +127,7 @@ class Collectives(Book):
         void = self._voids.pop(seq, None)
         if void is not None:
             return commands + self.end(op, self._voided(op, void))
-        if self.seat.too_small and op.kind is not Kind.update_membership and not self._undecided():
+        if self.view.too_small and op.kind is not Kind.update_membership and not self._undecided():
             return commands + self.end(op, self._small(op))
         if self._ready and not self._held:
             commands += self._start(op)
@@ -155,7 +155,7 @@ class Collectives(Book):
         if same or ended:
             del self._late[op.number]
         if not same:
-            name = self.seat.world.names[self.seat.rank]
+            name = self.view.world.names[self.view.rank]
             return [cmd.ToClient(outcomes.differs(op, post.id, str(call.posted), name))]
         op.client_id, op.input_buffer, op.result_buffer = post.id, post.input_buffer, post.result_buffer
         return self.tell(op, op.outcome) if ended and op.outcome is not None else []
@@ -218,7 +218,7 @@ class Collectives(Book):
         if op is None or op.state is not OpState.done or op.kind is not Kind.update_membership:
             return []
         self._keep(op)
-        later = outcome.epoch > self.seat.epoch.epoch
+        later = outcome.epoch > self.view.epoch.epoch
         stopped = self._stop() if self.tally is not None and later else []
         self.aborted |= later
         ended = self.end(op, outcomes.result(op, outcome.epoch, list(outcome.members), op.digest, now))
@@ -232,7 +232,7 @@ class Collectives(Book):
         commands = self._stop()
         self._asked = ask or self._asked
         if self.tally is not None:
-            commands.append(cmd.ToMaster(m.Frozen(*self.seat.head, self._stopped(self.tally))))
+            commands.append(cmd.ToMaster(m.Frozen(*self.view.head, self._stopped(self.tally))))
         return commands + (self.mismatch(ask) if ask else [])
 
     def _stop(self) -> list[cmd.Command]:
@@ -270,14 +270,14 @@ class Collectives(Book):
                 commands += self.end(op, self._result(op, now, alone=True))
         return commands
 
-    def enter(self, seat: Seat, now: float) -> list[cmd.Command]:
+    def enter(self, view: EpochView, now: float) -> list[cmd.Command]:
         """A new epoch: end what it voids and what it admits, run the rest again (R4)."""
-        epoch, self.seat = seat.epoch, seat
+        epoch, self.view = view.epoch, view
         self.committed, self.aborted, self._asked = epoch.committed_upto, False, 0
         voids = {void.seq: void for void in epoch.voids}
-        self._open_tally(seat, voids)
+        self._open_tally(view, voids)
         begun = {mid: one for mid, one in self._ahead.items() if one.epoch == epoch.epoch}
-        rounds = [one.number for mid, one in begun.items() if mid in seat.world.mids]
+        rounds = [one.number for mid, one in begun.items() if mid in view.world.mids]
         self.round = max(rounds, default=0) if self.tally else 0
         self._ahead = {mid: begun for mid, begun in self._ahead.items() if begun.epoch > epoch.epoch}
         commands: list[cmd.Command] = []
@@ -291,14 +291,14 @@ class Collectives(Book):
                 commands += self.end(op, self._voided(op, voids[op.seq]))
             elif op.seq <= epoch.committed_upto:  # update_membership: admitted with this epoch
                 commands += self.end(op, self._result(op, now))
-            elif seat.too_small:
+            elif view.too_small:
                 op.state = OpState.waiting
                 behind = behind or op.kind is Kind.update_membership
                 if not behind:
                     commands += self.end(op, self._small(op))
             else:
                 again, op.state = op.state is OpState.given_up, OpState.waiting
-                if reason := self.meaning(op).refusal:
+                if reason := self.resolved(op).refusal:
                     asked = op.call.posted.on_failure == "raise" and not again
                     refused.setdefault("" if asked else reason, []).append(op)  # the epoch's own says more
         for seq, void in voids.items():
@@ -308,7 +308,7 @@ class Collectives(Book):
         commands += [cmd.ToMaster(message) for message in self.graces()]
         return commands
 
-    def _open_tally(self, seat: Seat, voids: Collection[int]) -> None:
+    def _open_tally(self, view: EpochView, voids: Collection[int]) -> None:
         self._kept.clear()
         self._answered.clear()
         self._behind = -1
@@ -316,10 +316,10 @@ class Collectives(Book):
         self._alone.clear()
         self._complained.clear()
         self.tally, self.master_away = None, False
-        if seat.votes:
+        if view.votes:
             window = _WINDOW_FACTOR * self._limits.ops_in_flight + self._limits.covers
-            others = frozenset(seat.world.mids) - {seat.mid}
-            self.tally = OwnTally(seat.head, others, seat.epoch.committed_upto, voids, window)
+            others = frozenset(view.world.mids) - {view.mid}
+            self.tally = OwnTally(view.head, others, view.epoch.committed_upto, voids, window)
 
     def cover(self, cover: m.Cover, now: float) -> list[cmd.Command]:
         """The client is late with a call: take part in it with zeros, unless it has called it (R20).
@@ -328,11 +328,11 @@ class Collectives(Book):
         """
         seq, known = cover.seq, self._late.keys() | self._voids.keys()
         between = range(self.called + 1, seq)
-        if self.aborted or self.seat.too_small or seq <= max(self.called, self.committed) or seq in known:
+        if self.aborted or self.view.too_small or seq <= max(self.called, self.committed) or seq in known:
             return []
         if len(between) > len(known) or not all(each in known for each in between):
             return []
-        call = covering(cover, self.seat)
+        call = covering(cover, self.view)
         if call is None:
             return []  # no client can call this: now the others wait for this one, as without a grace time
         held = [op.call for op in self._late.values() if not isinstance(op.outcome, m.Failure) or op.live]
@@ -352,9 +352,9 @@ class Collectives(Book):
         return [said for op in self.open.values() for said in self._grace(op)]
 
     def _grace(self, op: Op) -> list[m.Grace]:
-        called = op.client_id and op.there and op.state is not OpState.ended and len(self.seat.world.mids) > 1
+        called = op.client_id and op.there and op.state is not OpState.ended and len(self.view.world.mids) > 1
         call = op.call.posted
-        return [m.Grace(*self.seat.head, op.seq, call, self.settled)] if called and call.grace else []
+        return [m.Grace(*self.view.head, op.seq, call, self.settled)] if called and call.grace else []
 
     # ---- where members commit ------------------------------------------------------------------------
 
@@ -380,18 +380,18 @@ class Collectives(Book):
         self.tally.hear(sender, note)
         return self._differ(note.seq) + self._decide_all()
 
-    def start(self, op: Op, meaning: Meaning) -> cmd.Command:
+    def start(self, op: Op, resolved: ResolvedCall) -> cmd.Command:
         """See Book. What members commit the engine may say to those who can be told now."""
-        command, tally = super().start(op, meaning), self.tally
+        command, tally = super().start(op, resolved), self.tally
         op.hearers = op.voted_to = ()
         if tally is not None and not tally.frozen and self._votes(op):
             op.hearers = tuple(sorted(tally.others & self._up))
-            op.vote = pack(m.Vote(*self.seat.head, op.seq, 0, meaning.fingerprint, tally.committed))
+            op.vote = pack(m.Vote(*self.view.head, op.seq, 0, resolved.fingerprint, tally.committed))
         return command
 
     def _votes(self, op: Op) -> bool:
         """Whether members commit it."""
-        return op.meaning is not None and op.meaning.proves_all
+        return op.resolved is not None and op.resolved.proves_all
 
     def unheard(self, seq: int) -> frozenset[int] | None:
         """The members that have not said that *seq* is finished there; None: the master commits it."""
@@ -451,7 +451,7 @@ class Collectives(Book):
 
     def _say_again(self, tally: OwnTally, mid: int, ask: Ask) -> list[cmd.Command]:
         """Member *mid* lacks votes: tell it this one's, not more often than it may ask."""
-        tally.hear(mid, m.Vote(self.seat.epoch.group, mid, ask.epoch, committed=ask.committed))
+        tally.hear(mid, m.Vote(self.view.epoch.group, mid, ask.epoch, committed=ask.committed))
         soon = self._answered.get(mid, -inf) + self._limits.heartbeat_interval / 2
         if tally.frozen or self.now < soon:
             return []
@@ -474,8 +474,8 @@ class Collectives(Book):
 
     def _vote(self, tally: OwnTally, op: Op, told: tuple[int, ...] = ()) -> list[cmd.Command]:
         """Tell all others that *op* is finished here, but those who were *told*."""
-        assert op.meaning is not None
-        vote = tally.finish(op.seq, (self._digest(op), op.meaning.fingerprint))
+        assert op.resolved is not None
+        vote = tally.finish(op.seq, (self._digest(op), op.resolved.fingerprint))
         to = (tally.others & self._up).difference(told)
         said = [cmd.SendNote(tuple(sorted(to)), pack(vote))] if to or not told else []
         return [*said, *self._need_links(), *self._differ(op.seq)]
@@ -490,7 +490,7 @@ class Collectives(Book):
         done = self.done(op)
         if fingerprint != done.fingerprint:
             return [self._answer(op)]
-        return [self._master_session.say(m.Differs(*self.seat.head, seq, done.digest, other, digest))]
+        return [self._master_session.say(m.Differs(*self.view.head, seq, done.digest, other, digest))]
 
     def _need_links(self) -> list[cmd.Command]:
         """Somebody has to hear of what is finished here, and cannot."""
@@ -513,7 +513,7 @@ class Collectives(Book):
                         (mid, "lost", False), None
                     )  # a new master need not end the epoch for that
             if new and self.round:
-                said.append(cmd.SendNote(tuple(new), pack(NewRound(self.seat.epoch.epoch, self.round)), again=True))
+                said.append(cmd.SendNote(tuple(new), pack(NewRound(self.view.epoch.epoch, self.round)), again=True))
         if self.aborted or (self._ready and not self._held):
             return said  # stopped: the next epoch follows
         self._ready = True
@@ -528,10 +528,10 @@ class Collectives(Book):
         self._up.discard(other)
         for op in self.open.values():  # over a later link it hears what it was not told by then
             op.hearers = tuple(mid for mid in op.hearers if mid != other)
-        if other not in self.seat.neighbours and not self.uses(other):
+        if other not in self.view.neighbours and not self.uses(other):
             return (self._start_waiting() if self._ready and self._held else []) + self._need_links()
         self._ready = False
-        commands = [self._master_session.link_down(self.seat, other, "lost", reason)]
+        commands = [self._master_session.link_down(self.view, other, "lost", reason)]
         if self.tally is not None and not self.tally.frozen:
             commands.append(links.Need(frozenset({other})))  # links_up says when it is there
             if self._ran_with(other) and self.round + 1 < ROUNDS:
@@ -543,11 +543,11 @@ class Collectives(Book):
     def _ran_with(self, other: int) -> bool:
         """Whether bytes of this round to or from member *other* may be lost with their link."""
         ran = (op for op in self.open.values() if op.round == self.round and op.ran and op.seq not in self._leaving)
-        return any(op.meaning is not None and other in op.meaning.needs for op in ran if op.outcome is None)
+        return any(op.resolved is not None and other in op.resolved.needs for op in ran if op.outcome is None)
 
     def _hear_round(self, sender: int, begun: NewRound) -> list[cmd.Command]:
         """Member *sender* has begun another round, perhaps of an epoch that this member is yet to hear of."""
-        if begun.epoch > self.seat.epoch.epoch:
+        if begun.epoch > self.view.epoch.epoch:
             self._ahead[sender] = begun
             return []
         tally = self.tally
@@ -598,11 +598,11 @@ class Collectives(Book):
         if op.kind is Kind.update_membership:
             return []
         if op.state is OpState.done:
-            assert op.meaning is not None
-            other = min(self.unheard(op.seq) or op.meaning.needs)
-            lost = m.LinkDown(*self.seat.head, other, "lost", f"not again for others' sake: {reason}"[:4000], False)
+            assert op.resolved is not None
+            other = min(self.unheard(op.seq) or op.resolved.needs)
+            lost = m.LinkDown(*self.view.head, other, "lost", f"not again for others' sake: {reason}"[:4000], False)
             return [self._master_session.say(lost, ("beside", op.seq))]
-        return [self._give_up(f"{self.seat.world.names[self.seat.rank]}: {reason}", [op])]
+        return [self._give_up(f"{self.view.world.names[self.view.rank]}: {reason}", [op])]
 
     # ---- start and end -------------------------------------------------------------------------------
 
@@ -617,23 +617,23 @@ class Collectives(Book):
         return commands
 
     def _start(self, op: Op) -> list[cmd.Command]:
-        if self._leaving or (self.seat.too_small and op.kind is not Kind.update_membership):
+        if self._leaving or (self.view.too_small and op.kind is not Kind.update_membership):
             self._held = True  # with all behind it, until these are gone, or the next epoch
             return []
-        meaning = self.meaning(op)
-        if meaning.refusal:
-            return [self._give_up(meaning.refusal, [op])]
-        if not meaning.needs <= self._up:
+        resolved = self.resolved(op)
+        if resolved.refusal:
+            return [self._give_up(resolved.refusal, [op])]
+        if not resolved.needs <= self._up:
             self._held = True
-            return [links.Need(meaning.needs - self._up)]
-        if op.kind in DATALESS and len(self.seat.world.mids) == 1:
-            op.state, op.ran, op.finished, op.meaning = OpState.done, True, True, meaning  # there is nothing to move
+            return [links.Need(resolved.needs - self._up)]
+        if op.kind in DATALESS and len(self.view.world.mids) == 1:
+            op.state, op.ran, op.finished, op.resolved = OpState.done, True, True, resolved  # there is nothing to move
             op.attempts += 1
             return self.say_done(op)  # an older token that is still in the engine holds nothing up
         op.round = self.round
         if op.state is OpState.done:
             return [self.hand_over(op, beside=True)]
-        start = self.start(op, meaning)
+        start = self.start(op, resolved)
         if op.kind is not Kind.update_membership:
             return [start]
         op.state = OpState.done
@@ -681,20 +681,20 @@ class Collectives(Book):
     def _give_up(self, reason: str, ops: list[Op]) -> cmd.Command:
         for op in ops:
             op.state = OpState.given_up
-        return self._master_session.say(m.GiveUp(*self.seat.head, [op.seq for op in ops], reason[:1000]))
+        return self._master_session.say(m.GiveUp(*self.view.head, [op.seq for op in ops], reason[:1000]))
 
     def _answer(self, op: Op) -> cmd.Command:
-        meaning = self.meaning(op)
-        call = meaning.descriptor.told(self.seat.world.names)[:4000]
-        return self._master_session.say(m.Mismatch(*self.seat.head, op.seq, call, meaning.fingerprint))
+        resolved = self.resolved(op)
+        call = resolved.descriptor.told(self.view.world.names)[:4000]
+        return self._master_session.say(m.Mismatch(*self.view.head, op.seq, call, resolved.fingerprint))
 
     def _result(self, op: Op, now: float, *, alone: bool = False) -> m.Result:
-        result = outcomes.result(op, self.seat.epoch.epoch, list(self.seat.world.names), op.digest, now)
+        result = outcomes.result(op, self.view.epoch.epoch, list(self.view.world.names), op.digest, now)
         return replace(result, asked_master=False) if alone and op.seq in self._alone else result
 
     def _voided(self, op: Op, void: m.Void) -> m.Failure:
-        here = self.meaning(op).descriptor.told(self.seat.world.names)
-        return outcomes.voided(op, void, self.seat.epoch.group, here)
+        here = self.resolved(op).descriptor.told(self.view.world.names)
+        return outcomes.voided(op, void, self.view.epoch.group, here)
 
     def _small(self, op: Op) -> m.Failure:
-        return outcomes.too_small(op, self.seat.world.names[self.seat.rank], self.seat.epoch)
+        return outcomes.too_small(op, self.view.world.names[self.view.rank], self.view.epoch)

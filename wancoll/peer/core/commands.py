@@ -37,7 +37,7 @@ class SendNote(Struct, frozen=True):
 
 
 class StartOp(Struct, frozen=True):
-    """Hand the op to the engine under op.engine_id, as op.meaning says; answered by op_finished or op_cancelled.
+    """Hand the op to the engine under op.engine_id, as op.resolved says; answered by op_finished or op_cancelled.
 
     If it has op.hearers the engine may say op.vote to them, with the digest, the moment it has finished: op_finished
     tells whether it has.

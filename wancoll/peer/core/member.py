@@ -1,7 +1,7 @@
 """One member, pure: what the client, the master, the links and the engine say, and what has to happen next.
 
 Every method takes what happened and returns the commands that the shell must carry out, in order. A member is made of
-its place in the epoch (Seat), its session with the master, its collectives and its sends and recvs; each has a file
+its view of the epoch (EpochView), its session with the master, its collectives and its sends and recvs; each has a file
 of its own with its rules. This one holds what concerns them all: entering an epoch, and the end.
 
     a member is      from                                        until
@@ -37,7 +37,7 @@ from wancoll.limits import DEFAULT, Limits
 from wancoll.peer.core import commands as cmd
 from wancoll.peer.core import links, outcomes
 from wancoll.peer.core.book import Attempts
-from wancoll.peer.core.calls import Call, CallBook, Meaning, Seat, check_epoch
+from wancoll.peer.core.calls import Call, CallBook, EpochView, ResolvedCall, check_epoch
 from wancoll.peer.core.collectives import Collectives
 from wancoll.peer.core.liveness.master_session import MasterSession
 from wancoll.peer.core.op import Op, OpState
@@ -77,7 +77,7 @@ class Member:
         self.group, self.name = group, name
         self.start_world, self.min_world, self.call_timeout = start_world, min_world, call_timeout
         self.mid = 0
-        self.seat: Seat | None = None
+        self.view: EpochView | None = None
         self.over = False
         self.master_session = MasterSession()
         self.attempts = Attempts(first_engine_id)
@@ -91,22 +91,22 @@ class Member:
     @property
     def epoch(self) -> m.Epoch | None:
         """The current epoch, None before the first."""
-        return self.seat.epoch if self.seat is not None else None
+        return self.view.epoch if self.view is not None else None
 
     @property
     def epoch_number(self) -> int:
         """The current epoch, 0 before the first."""
-        return self.seat.epoch.epoch if self.seat is not None else 0
+        return self.view.epoch.epoch if self.view is not None else 0
 
     @property
     def rank(self) -> int:
         """In the current epoch; -1 before the first."""
-        return self.seat.rank if self.seat is not None else -1
+        return self.view.rank if self.view is not None else -1
 
     @property
     def member_names(self) -> list[str]:
         """Names in rank order."""
-        return list(self.seat.world.names) if self.seat is not None else []
+        return list(self.view.world.names) if self.view is not None else []
 
     @property
     def in_flight(self) -> int:
@@ -136,9 +136,9 @@ class Member:
             return f"{what} is being given up"
         return ""
 
-    def meaning(self, op: Op) -> Meaning:
+    def resolved(self, op: Op) -> ResolvedCall:
         """What *op* means in the current epoch."""
-        return self._book(op).meaning(op)
+        return self._book(op).resolved(op)
 
     # ---- from the client -----------------------------------------------------------------------------
 
@@ -183,7 +183,7 @@ class Member:
             case m.Commit() | m.Abort():  # for the whole group
                 return True
             case m.Joined() | m.Refused():  # names are of those who join: in an epoch mids tell members apart
-                return message.member == self.name and self.seat is None
+                return message.member == self.name and self.view is None
             case m.Evicted():
                 return message.mid == self.mid
         return message.to == self.mid
@@ -208,15 +208,15 @@ class Member:
                 return self.resumed(message)
             case m.Abort():
                 return self.abort(message)
-            case m.Matched() if self.seat is not None:
+            case m.Matched() if self.view is not None:
                 return self.p2p.matched(message)
-            case m.Settled() if self.seat is not None:
+            case m.Settled() if self.view is not None:
                 return self.p2p.settled(message, now)
             case m.Evicted():
                 return self.evicted(message, now)
             case m.Cover():
                 return self.cover(message, now)
-            case m.Updated() if self.seat is not None:
+            case m.Updated() if self.view is not None:
                 return self.collectives.update_ended(message.outcome, now)
             case m.Redial() if message.epoch == self.epoch_number:
                 channel = None if message.sends is None else links.P2P if message.sends else links.COLLECTIVES
@@ -233,17 +233,17 @@ class Member:
         """The *connection*-th control connection is up. To another master than before: report (R7)."""
         if self.over:
             return []
-        if self.seat is None:
+        if self.view is None:
             return self.join()
         if master == self.master_session.master:
             return []  # it has dropped this member with the connection, and says so
         self.master_session.reported(connection, master)
-        return [cmd.ToMaster(self._report(self.seat))]
+        return [cmd.ToMaster(self._report(self.view))]
 
-    def _report(self, seat: Seat) -> m.Report:
-        epoch, collectives, p2p = seat.epoch, self.collectives, self.p2p
+    def _report(self, view: EpochView) -> m.Report:
+        epoch, collectives, p2p = view.epoch, self.collectives, self.p2p
         return m.Report(
-            *seat.head,
+            *view.head,
             members=[(one.mid, one.name, one.daemon) for one in epoch.members],
             plan=epoch.plan,
             key=epoch.key,
@@ -280,19 +280,19 @@ class Member:
         if epoch.epoch <= self.epoch_number or (self.epoch and epoch.term < self.epoch.term):
             return []
         check_epoch(epoch, self.mid)
-        if self.seat is None:
+        if self.view is None:
             self.collectives.called = epoch.committed_upto
         commands = self.collectives.leave_epoch(epoch.committed_upto, now, passed=epoch.passed)
         self.master_session.known()
         self.master_session.said.clear()
-        self.seat = seat = Seat.of(epoch, self.mid)
-        self._calls.enter(epoch.epoch, seat.world)
-        place = m.EpochInfo(epoch.epoch, seat.rank, self.name, self.member_names, epoch.reason, epoch.goodbyes)
+        self.view = view = EpochView.of(epoch, self.mid)
+        self._calls.enter(epoch.epoch, view.world)
+        place = m.EpochInfo(epoch.epoch, view.rank, self.name, self.member_names, epoch.reason, epoch.goodbyes)
         commands.append(cmd.ToClient(place))
-        commands += self.collectives.enter(seat, now)
+        commands += self.collectives.enter(view, now)
         commands += self.p2p.cancel()
-        commands.append(links.Enter(epoch, seat.neighbours, seat.spares, self.collectives.round))
-        return commands + self.p2p.enter(seat)
+        commands.append(links.Enter(epoch, view.neighbours, view.spares, self.collectives.round))
+        return commands + self.p2p.enter(view)
 
     def change_epoch(self, told: m.EpochChange, now: float) -> list[cmd.Command]:
         """A new epoch, told by what changed since the one that this member is in.
@@ -300,9 +300,9 @@ class Member:
         Raises:
             ProtocolError: it is about another base, or cannot be.
         """
-        if self.seat is None or told.epoch <= self.epoch_number or told.term < self.seat.epoch.term:
+        if self.view is None or told.epoch <= self.epoch_number or told.term < self.view.epoch.term:
             return []
-        return self.enter_epoch(applied(self.seat.epoch, told), now)
+        return self.enter_epoch(applied(self.view.epoch, told), now)
 
     def commit(self, commit: m.Commit, now: float) -> list[cmd.Command]:
         """All ops of the epoch up to commit.upto are committed (R1, R3)."""
@@ -319,7 +319,7 @@ class Member:
 
     def cover(self, cover: m.Cover, now: float) -> list[cmd.Command]:
         """Take part in a call for the client, if it has not made it (R20)."""
-        if self.seat is None or cover.epoch != self.epoch_number:
+        if self.view is None or cover.epoch != self.epoch_number:
             return []
         return self.collectives.cover(cover, now)
 
@@ -332,7 +332,7 @@ class Member:
 
     def forgotten(self, cause: str) -> list[cmd.Command]:
         """The control connection was lost, and the master that answers now does not know this member any more."""
-        votes = self.seat is not None and self.seat.votes
+        votes = self.view is not None and self.view.votes
         return self._finish(outcomes.forgotten(self.name, cause, votes=votes))
 
     def without_master(self, now: float) -> list[cmd.Command]:
@@ -386,7 +386,7 @@ class Member:
 
     def links_say(self, told: links.Told, now: float = 0.0) -> list[cmd.Command]:
         """The daemon's links tell this member."""
-        if self.over or self.seat is None:
+        if self.over or self.view is None:
             return []
         self._at(now)
         match told:
@@ -399,7 +399,7 @@ class Member:
             case links.LinkLost(_, other, channel, reason):
                 return (self.collectives if channel == links.COLLECTIVES else self.p2p).link_lost(other.mid, reason)
             case links.LinkUnreachable(_, other, links.COLLECTIVES, reason):
-                return [self.master_session.link_down(self.seat, other.mid, "unreachable", reason)]
+                return [self.master_session.link_down(self.view, other.mid, "unreachable", reason)]
             case links.LinkUnreachable(_, other, _, reason):
                 return self.p2p.link_unreachable(other.mid, reason)
 

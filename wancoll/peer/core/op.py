@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from wancoll.collective import Kind
-from wancoll.peer.core.calls import Call, Meaning
+from wancoll.peer.core.calls import Call, ResolvedCall
 from wancoll.wire import messages as m
 
 
@@ -80,7 +80,7 @@ class Op:
     live: set[int] = field(default_factory=set)  # attempts whose memory the engine may still touch
     ran: bool = False  # it was started in the current epoch
     finished: bool = False  # the current attempt came to its end in the engine
-    meaning: Meaning | None = None  # of the call, in the current attempt's epoch
+    resolved: ResolvedCall | None = None  # of the call, in the current attempt's epoch
     digest: int = 0
     bytes_sent: int = 0
     bytes_saved: int = 0

@@ -24,7 +24,7 @@ def result(op: Op, epoch: int, contributors: list[str], digest: int, now: float)
         contributors=contributors,
         digest=digest,
         attempts=op.attempts,
-        algorithm="none" if op.kind in DATALESS or op.meaning is None else op.meaning.algorithm,
+        algorithm="none" if op.kind in DATALESS or op.resolved is None else op.resolved.algorithm,
         bytes_sent=op.bytes_sent,
         seconds=now - op.posted_at,
         bytes_saved=op.bytes_saved,

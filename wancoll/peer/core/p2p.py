@@ -21,7 +21,7 @@ from wancoll.limits import Limits
 from wancoll.peer.core import commands as cmd
 from wancoll.peer.core import links, outcomes
 from wancoll.peer.core.book import Attempts, Book
-from wancoll.peer.core.calls import Call, Seat
+from wancoll.peer.core.calls import Call, EpochView
 from wancoll.peer.core.liveness.master_session import MasterSession
 from wancoll.peer.core.op import Op, OpState
 from wancoll.wire import messages as m
@@ -49,12 +49,12 @@ class P2P(Book):
 
     def done(self, op: Op) -> m.P2PDone:
         """The bytes have left, or are here."""
-        return m.P2PDone(*self.seat.head, op.seq, _digest(op))
+        return m.P2PDone(*self.view.head, op.seq, _digest(op))
 
     def refuse(self, op: Op, reason: str) -> list[cmd.Command]:
         """The engine does not take *op*: the master ends both halves."""
         op.state = OpState.given_up
-        return [cmd.ToMaster(m.P2PDone(*self.seat.head, op.seq, 0, reason))]
+        return [cmd.ToMaster(m.P2PDone(*self.view.head, op.seq, 0, reason))]
 
     # ---- from the client -----------------------------------------------------------------------------
 
@@ -68,9 +68,9 @@ class P2P(Book):
 
     # ---- from the master -----------------------------------------------------------------------------
 
-    def enter(self, seat: Seat) -> list[cmd.Command]:
+    def enter(self, view: EpochView) -> list[cmd.Command]:
         """A new epoch: what is not settled is told again, in the order of the calls, or ends with its other half."""
-        self.seat = seat
+        self.view = view
         self._up.clear()
         self._asked.clear()
         commands: list[cmd.Command] = []
@@ -99,7 +99,7 @@ class P2P(Book):
                 del self.settlements[next(iter(self.settlements))]
             self.settlements[op.seq] = message.digest
             names = [self._name, op.other_name] if op.kind is Kind.send else [op.other_name, self._name]
-            return self.end(op, outcomes.result(op, self.seat.epoch.epoch, names, message.digest, now))
+            return self.end(op, outcomes.result(op, self.view.epoch.epoch, names, message.digest, now))
         if message.other:
             self.failed.append((op.other, message.other, message.error))
         head = (op.client_id, message.error, message.text)
@@ -126,7 +126,7 @@ class P2P(Book):
         self._up.discard(other)
         self._asked.discard(other)
         if self.uses(other):
-            return [self._master_session.link_down(self.seat, other, "lost", reason, sends=True)]
+            return [self._master_session.link_down(self.view, other, "lost", reason, sends=True)]
         return self._start_with(other)
 
     def link_unreachable(self, other: int, reason: str) -> list[cmd.Command]:
@@ -134,7 +134,7 @@ class P2P(Book):
         self._asked.discard(other)
         again = self._start_with(other)
         return (
-            [self._master_session.link_down(self.seat, other, "unreachable", reason, sends=True), *again]
+            [self._master_session.link_down(self.view, other, "unreachable", reason, sends=True), *again]
             if again
             else []
         )
@@ -160,23 +160,23 @@ class P2P(Book):
 
     @property
     def _name(self) -> str:
-        return self.seat.world.names[self.seat.rank]
+        return self.view.world.names[self.view.rank]
 
     def _of(self, message: m.Matched | m.Settled) -> Op | None:
-        return self.open.get(message.number) if message.epoch == self.seat.epoch.epoch else None
+        return self.open.get(message.number) if message.epoch == self.view.epoch.epoch else None
 
     def _tell_master(self, op: Op) -> list[cmd.Command]:
-        seat, call = self.seat, op.call.posted
-        if seat.too_small:
-            return self.end(op, outcomes.too_small(op, str(op), seat.epoch))
-        refusal = self.meaning(op).refusal
+        view, call = self.view, op.call.posted
+        if view.too_small:
+            return self.end(op, outcomes.too_small(op, str(op), view.epoch))
+        refusal = self.resolved(op).refusal
         if refusal:
-            got = seat.epoch.reason if op.other not in seat.world.mids else ""
+            got = view.epoch.reason if op.other not in view.world.mids else ""
             hint = "the tensor is untouched"
             lost = m.Failure(op.client_id, "OperationAborted", refusal, who=str(op), got=got, hint=hint)
             return self.end(op, lost)
         sends = op.kind is Kind.send
-        said = m.P2PCall(*seat.head, op.number, op.other, op.tag, sends, call.dtype, call.count, call.label, op.ahead)
+        said = m.P2PCall(*view.head, op.number, op.other, op.tag, sends, call.dtype, call.count, call.label, op.ahead)
         return [cmd.ToMaster(said)]
 
     def _start_with(self, other: int) -> list[cmd.Command]:
@@ -186,7 +186,7 @@ class P2P(Book):
             return []
         if other in self._up:
             waiting.sort(key=lambda op: op.seq)
-            return [self.start(op, self.meaning(op)) for op in waiting]
+            return [self.start(op, self.resolved(op)) for op in waiting]
         if other in self._asked:
             return []
         self._asked.add(other)

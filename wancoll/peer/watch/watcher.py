@@ -84,7 +84,7 @@ class Watcher:
                 self._daemon.control.send(watched.waits)
             self._note(session, watched, now)
             self._answer(session, watched)
-            if member.seat is None and member.mid and not member.over:
+            if member.view is None and member.mid and not member.over:
                 self._ask_place(session, watched, now)
 
     def _waits_of(self, session: Session, now: float) -> m.Waits | None:

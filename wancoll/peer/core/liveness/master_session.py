@@ -13,7 +13,7 @@ each start, Welcome.master)                 else of its epoch (R12). After Resum
 from __future__ import annotations
 
 from wancoll.peer.core import commands as cmd
-from wancoll.peer.core.calls import Seat
+from wancoll.peer.core.calls import EpochView
 from wancoll.wire import messages as m
 
 _SAID_KEPT = 1024
@@ -49,6 +49,6 @@ class MasterSession:
             self.said[about] = message
         return cmd.ToMaster(message)
 
-    def link_down(self, seat: Seat, other: int, kind: str, reason: str, *, sends: bool = False) -> cmd.Command:
+    def link_down(self, view: EpochView, other: int, kind: str, reason: str, *, sends: bool = False) -> cmd.Command:
         """Tell the master of a link that is "lost" or "unreachable"."""
-        return self.say(m.LinkDown(*seat.head, other, kind, reason[:4000], sends), (other, kind, sends))
+        return self.say(m.LinkDown(*view.head, other, kind, reason[:4000], sends), (other, kind, sends))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from wancoll.peer.core.calls import Seat
+from wancoll.peer.core.calls import EpochView
 from wancoll.peer.core.liveness.stalls import LinkView
 from wancoll.peer.core.member import Member
 from wancoll.peer.core.op import Op, OpState
@@ -49,24 +49,24 @@ def report(
         slow_after: seconds, see Limits.
         lacks_input: whether an op of the engine's waits for its own client.
     """
-    seat = member.seat
-    if seat is None:
+    view = member.view
+    if view is None:
         return None
     slow = list(_slow(member, now, slow_after))
-    ops = [_op(member, seat, op, links, now, lacks_input) for op in slow]
-    needed = {(mid, op.p2p) for op in slow for mid in _needs(member, seat, op)}
+    ops = [_op(member, view, op, links, now, lacks_input) for op in slow]
+    needed = {(mid, op.p2p) for op in slow for mid in _needs(member, view, op)}
     told = []
     for seen in links:
         state = seen.view.state
         if (seen.other, seen.p2p) in needed or (state == "parked" and seen.view.since >= slow_after):
-            view = seen.view
+            link = seen.view
             told.append(
-                m.LinkWait(seen.other, seen.p2p, state, view.since, view.heard, view.backlog, seen.reason[:256])
+                m.LinkWait(seen.other, seen.p2p, state, link.since, link.heard, link.backlog, seen.reason[:256])
             )
     if not ops and not told:
         return None
     told.sort(key=lambda link: (_ORDER.index(link.state), -link.since))
-    return m.Waits(*seat.head, ops, told[:MOST_LINKS])
+    return m.Waits(*view.head, ops, told[:MOST_LINKS])
 
 
 _ORDER = ("down", "dead", "blocked", "parked", "busy", "idle")  # what matters comes first
@@ -84,21 +84,21 @@ def _slow(member: Member, now: float, slow_after: float) -> Iterator[Op]:
                 yield op
 
 
-def _needs(member: Member, seat: Seat, op: Op) -> frozenset[int]:
+def _needs(member: Member, view: EpochView, op: Op) -> frozenset[int]:
     """Mids of the members whose links it needs."""
     if op.state is OpState.waiting:
         if op.p2p:
             return frozenset()
-        return member.meaning(op).needs | seat.neighbours  # operations start when the neighbours' links are up
-    return member.meaning(op).needs
+        return member.resolved(op).needs | view.neighbours  # operations start when the neighbours' links are up
+    return member.resolved(op).needs
 
 
 def _op(
-    member: Member, seat: Seat, op: Op, links: list[Seen], now: float, lacks_input: Callable[[Op], bool]
+    member: Member, view: EpochView, op: Op, links: list[Seen], now: float, lacks_input: Callable[[Op], bool]
 ) -> m.OpWait:
-    needs = _needs(member, seat, op)
+    needs = _needs(member, view, op)
     still = min((seen.view.still for seen in links if seen.p2p is op.p2p and seen.other in needs), default=0.0)
-    stage, age, what = _STAGES[op.state], now - op.posted_at, member.meaning(op).descriptor
+    stage, age, what = _STAGES[op.state], now - op.posted_at, member.resolved(op).descriptor
     if stage == "moving" and lacks_input(op):
         stage = "input"
     if op.p2p:
