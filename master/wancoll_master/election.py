@@ -64,8 +64,8 @@ class Won:
     lost_facts: bool
 
 
-class _Reign:
-    """A server.Reign by a lease."""
+class _LeaseTerm:
+    """A server.LeadershipTerm by a lease."""
 
     def __init__(self, leadership: Leadership) -> None:
         self.leadership = leadership
@@ -199,24 +199,24 @@ class Election:
 
     async def _lead(self, etcd: Etcd, won: Won) -> bool:
         """Lead for as long as that is allowed; False: it never began, for what is in etcd."""
-        reign = _Reign(won.leadership)
+        leadership_term = _LeaseTerm(won.leadership)
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._renew, etcd, won, reign)
-                nursery.start_soon(self._watch, reign)
-                nursery.start_soon(self._write, etcd, won, reign)
-                await reign.over.wait()
+                nursery.start_soon(self._renew, etcd, won, leadership_term)
+                nursery.start_soon(self._watch, leadership_term)
+                nursery.start_soon(self._write, etcd, won, leadership_term)
+                await leadership_term.over.wait()
                 nursery.cancel_scope.cancel()
         finally:
             won.leadership.over()
-            self._server.step_down(reign.reason)
-            self._heard = max(self._heard, reign.heard, won.numbers.term)
-            log.warning("leads no more", reason=reign.reason)
+            self._server.step_down(leadership_term.reason)
+            self._heard = max(self._heard, leadership_term.heard, won.numbers.term)
+            log.warning("leads no more", reason=leadership_term.reason)
             self._known = ""
             await give_back(etcd, won.lease)
-        return reign.began
+        return leadership_term.began
 
-    async def _write(self, etcd: Etcd, won: Won, reign: _Reign) -> None:
+    async def _write(self, etcd: Etcd, won: Won, leadership_term: _LeaseTerm) -> None:
         """Task: have the server lead, and write for it."""
         store = EtcdStore(etcd, self._keys, won.numbers, won.revision, self._ttl)
         try:
@@ -225,8 +225,8 @@ class Election:
                 self._rows = await self._trust.rows(store, etcd, self._rows)
                 self._gate.lead(self._rows)
             log.info("leads", term=won.numbers.term, address=self._address, groups=len(store.facts.used))
-            self._server.lead(store, reign, lost_facts=won.lost_facts)
-            reign.began = True
+            self._server.lead(store, leadership_term, lost_facts=won.lost_facts)
+            leadership_term.began = True
             first = [self._gate.first_token()] if self._gate is not None and self._trust is not None else []
 
             def written() -> None:
@@ -239,11 +239,11 @@ class Election:
         except (Deposed, EtcdError, ConfigError) as bad:
             self._why = str(bad)[:1000]
             self._server.step_down(str(bad))
-            reign.end(str(bad))
+            leadership_term.end(str(bad))
 
-    async def _renew(self, etcd: Etcd, won: Won, reign: _Reign) -> None:
+    async def _renew(self, etcd: Etcd, won: Won, leadership_term: _LeaseTerm) -> None:
         """Task: keep the lease, as long as the leader's key is this leadership's."""
-        leadership = reign.leadership
+        leadership = leadership_term.leadership
         while True:
             await trio.sleep(max(0.0, leadership.renew_at - clock.awake_or_asleep()))
             sent_at = clock.awake_or_asleep()
@@ -256,18 +256,18 @@ class Election:
                 await trio.sleep(_RETRY)
                 continue
             if ttl <= 0:
-                reign.end("its lease ran out")
+                leadership_term.end("its lease ran out")
                 return
             if key is None or key.created != won.revision:
-                reign.end(f"somebody else has changed {self._keys.leader} in etcd")
+                leadership_term.end(f"somebody else has changed {self._keys.leader} in etcd")
                 return
             leadership.renewed(ttl, sent_at)
 
-    async def _watch(self, reign: _Reign) -> None:
+    async def _watch(self, leadership_term: _LeaseTerm) -> None:
         """Task: step down in time, also where nothing happens."""
-        while reign.may_lead():  # noqa: ASYNC110 - until a time that moves
-            await trio.sleep(max(0.0, reign.leadership.until - clock.awake_or_asleep()))
-        reign.end("its lease was not renewed in time")
+        while leadership_term.may_lead():  # noqa: ASYNC110 - until a time that moves
+            await trio.sleep(max(0.0, leadership_term.leadership.until - clock.awake_or_asleep()))
+        leadership_term.end("its lease was not renewed in time")
 
 
 async def give_back(etcd: Etcd, lease: Lease) -> None:

@@ -63,18 +63,18 @@ async def serve(
         page = _listeners_of_page(config)
         listeners = open_listeners(config.listen)
         try:
-            standing: list[tuple[Server, Gate | None]] = []  # none while etcd is waited for
+            servers: list[tuple[Server, Gate | None]] = []  # none while etcd is waited for
             async with trio.open_nursery() as nursery, contextlib.AsyncExitStack() as stack:
                 if metrics:
-                    nursery.start_soon(_port(config, standing, metrics).serve)
+                    nursery.start_soon(_port(config, servers, metrics).serve)
                 if page:
-                    nursery.start_soon(_page(config, standing, page).serve)
+                    nursery.start_soon(_page(config, servers, page).serve)
                 if config.secure or config.cert:
-                    await nursery.start(_reload_on_signal, standing)
+                    await nursery.start(_reload_on_signal, servers)
                 trust = await _shared_trust(config)
                 gate = _gate(config, journal, trust)
                 server = Server(config, journal, gate)
-                standing.append((server, gate))
+                servers.append((server, gate))
                 bound = [join_address(*one.getsockname()[:2]) for one in listeners]
                 nursery.start_soon(server.keep_time)
                 nursery.start_soon(server.keep_awake)
@@ -133,23 +133,21 @@ async def _shared_trust(config: MasterConfig) -> SharedTrust | None:
         return await shared_trust.shared(etcd, config.etcd.prefix, path, time.time, known)
 
 
-def _port(
-    config: MasterConfig, standing: list[tuple[Server, Gate | None]], metrics: list[socket.socket]
-) -> MetricsPort:
+def _port(config: MasterConfig, servers: list[tuple[Server, Gate | None]], metrics: list[socket.socket]) -> MetricsPort:
     """Where metrics are told. A master that stands by is ready: it says who leads. One that waits for etcd is not."""
     from wancoll.metrics.port import MetricsPort, Source
 
     expiry = Expiry()
 
     def families() -> Iterator[f.Family | None]:
-        for server, _ in standing:
+        for server, _ in servers:
             yield from server.families()
         mine = {"own": config.cert, "authority": config.ca}
         if config.secure:
             mine = {"own": os.path.join(config.state, MASTER), "authority": os.path.join(config.state, AUTHORITY)}
         yield expiry.family(mine)
 
-    unready = lambda: "" if standing else "it waits for etcd"  # noqa: E731
+    unready = lambda: "" if servers else "it waits for etcd"  # noqa: E731
     return MetricsPort(Source("master", "", families, unready), metrics, config.metrics_token)
 
 
@@ -164,14 +162,14 @@ def _listeners_of_page(config: MasterConfig) -> list[socket.socket]:
     return guarded(config.page, config.page_token, "page")
 
 
-def _page(config: MasterConfig, standing: list[tuple[Server, Gate | None]], listeners: list[socket.socket]) -> Page:
+def _page(config: MasterConfig, servers: list[tuple[Server, Gate | None]], listeners: list[socket.socket]) -> Page:
     """The live page. A master that stands by, or waits for etcd, says so there."""
     from wancoll_master.page import Page
 
     def look() -> Iterator[Section | None]:
-        for server, _ in standing:
+        for server, _ in servers:
             yield from server.look()
-        if not standing:
+        if not servers:
             yield "top", {"well": False, "line": "this master waits for etcd", "note": "", "groups": [], "more": 0}
 
     return Page(look, listeners, config.page_token)
@@ -193,11 +191,11 @@ def _gate(config: MasterConfig, journal: Journal, trust: SharedTrust | None) -> 
     return Gate(config.state, journal, own, lifetime=lifetime)
 
 
-async def _reload_on_signal(standing: list[tuple[Server, Gate | None]], *, task_status: trio.TaskStatus[None]) -> None:
+async def _reload_on_signal(servers: list[tuple[Server, Gate | None]], *, task_status: trio.TaskStatus[None]) -> None:
     with trio.open_signal_receiver(signal.SIGHUP) as signals:
         task_status.started()
         async for _ in signals:
-            for _, gate in standing:
+            for _, gate in servers:
                 if gate is not None:
                     gate.reload()
 

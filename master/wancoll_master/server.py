@@ -38,7 +38,7 @@ from wancoll.wire.framing import Decoder, begins_tls, encode
 from wancoll_master.config import MasterConfig
 from wancoll_master.control_connections import Connections
 from wancoll_master.core import membership
-from wancoll_master.core.leadership import Lobby
+from wancoll_master.core.leadership import StandbyResponder
 from wancoll_master.core.liveness import presence
 from wancoll_master.core.may import EVERYTHING, may
 from wancoll_master.core.paths import announced
@@ -84,7 +84,7 @@ _LOOKUPS = 256  # of names at once, one of each daemon: a name server may be slo
 _TURN = 0.01  # seconds for which one connection's messages are taken in before others have their turn
 
 
-class Reign(Protocol):
+class LeadershipTerm(Protocol):
     """One time as the leader among several masters."""
 
     def may_lead(self) -> bool:
@@ -109,8 +109,8 @@ class Server:
         self._telling: set[str] = set()  # fault injection: what the next flush tells, "commit" or "epoch"
         self._store: Store = journal
         self.state: State | None = None  # None: stands by
-        self._lobby = Lobby(config.limits.pending_connections)
-        self._reign: Reign | None = None
+        self._standby = StandbyResponder(config.limits.pending_connections)
+        self._leadership_term: LeadershipTerm | None = None
         self._held = Held(_HELD_FRAMES)
         self._connections = Connections(config.limits)
         self._identities: dict[int, Identity] = {}  # by connection as it came: who is verified
@@ -130,13 +130,13 @@ class Server:
 
     # ---- leading and standing by ---------------------------------------------------------------------
 
-    def lead(self, store: Store, reign: Reign | None = None, *, lost_facts: bool = False) -> None:
-        """Begin to lead, with what the store knows, for as long as the *reign*; None: this is the only master.
+    def lead(self, store: Store, leadership_term: LeadershipTerm | None = None, *, lost_facts: bool = False) -> None:
+        """Begin to lead, with what the store knows, while *leadership_term* lasts; None: this is the only master.
 
         *lost_facts*: the store has lost what earlier masters had written.
         """
         facts = store.facts
-        self._store, self._reign, self._elected = store, reign, store is not self._journal
+        self._store, self._leadership_term, self._elected = store, leadership_term, store is not self._journal
         self._statuses.forget()
         self.state = membership.new_state(
             self._limits,
@@ -154,15 +154,15 @@ class Server:
         )
         self._first = False
         self._send_away()  # who came while tokens were not known here
-        for event in self._lobby.empty():
+        for event in self._standby.empty():
             self.apply(event)
         self.flush()
 
     def stand_by(self, answer: m.StandsBy, *, wait: bool) -> None:
         """Tell those who ask who leads; where nobody does daemons may *wait* for who will."""
         self._first = self._first and not answer.leader
-        for conn in self._lobby.leader_is(answer, wait=wait):
-            self._connections.close(conn, encode(self._lobby.answer))
+        for conn in self._standby.leader_is(answer, wait=wait):
+            self._connections.close(conn, encode(self._standby.answer))
 
     def step_down(self, reason: str, heard: int = 0) -> None:
         """Lead no more: what was not sent is dropped, and everybody is sent away."""
@@ -174,8 +174,8 @@ class Server:
         self._held.clear()
         self.stand_by(m.StandsBy("", 0), wait=False)
         self._connections.close_all(encode(m.Bye(f"this master leads no more: {reason}"[:1000])))
-        if self._reign is not None:
-            self._reign.end(reason, heard)
+        if self._leadership_term is not None:
+            self._leadership_term.end(reason, heard)
 
     def _overslept(self) -> str:
         """Why this master judges nobody: it stood still for so long that daemons have given it up (R11); else ""."""
@@ -213,7 +213,7 @@ class Server:
 
     def _leading(self) -> State | None:
         """The state, if this master may lead at this moment."""
-        if self.state is not None and self._reign is not None and not self._reign.may_lead():
+        if self.state is not None and self._leadership_term is not None and not self._leadership_term.may_lead():
             self.step_down("its lease ran out")
         return self.state
 
@@ -269,10 +269,10 @@ class Server:
     def _decline(self, event: Event) -> None:
         """While this master stands by: what came, and who is gone."""
         if isinstance(event, Received):
-            if not self._lobby.keeps(event):
-                self._connections.close(event.conn, encode(self._lobby.answer))
+            if not self._standby.keeps(event):
+                self._connections.close(event.conn, encode(self._standby.answer))
         elif isinstance(event, Disconnected):
-            self._lobby.gone(event.conn)
+            self._standby.gone(event.conn)
 
     def _carry_out(self, state: State, ready: Ready) -> None:
         """In the order that Ready says. What a slow store has to write first is held."""
@@ -414,7 +414,7 @@ class Server:
     def look(self) -> Iterator[page.Section | None]:
         """What its page shows; None is a pause. Daemons are asked to tell more for a while."""
         self.apply(Watched(trio.current_time() + WATCHED))
-        return self._statuses.look(self._leading(), self._lobby.answer)
+        return self._statuses.look(self._leading(), self._standby.answer)
 
     async def keep_time(self) -> None:
         """Task: a Tick at every deadline."""
@@ -542,7 +542,7 @@ class Server:
             raise ProtocolError("asks for a certificate of a master without TLS", hint=_START_SECURE)
         state, conn = self._leading(), self._connections.conn_of(number)
         if state is None and self._gate.shares and not isinstance(message, m.AskAuthority):
-            self._connections.close(conn, encode(self._lobby.answer))  # it knows no tokens
+            self._connections.close(conn, encode(self._standby.answer))  # it knows no tokens
             return True
         who = self._identities.get(number)
         if (refusal := may(who, message)) is not None:

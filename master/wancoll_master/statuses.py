@@ -17,7 +17,7 @@ from wancoll.wire import messages as m
 from wancoll.wire.framing import encode
 from wancoll_master.core.ready import Record, SendStatus
 from wancoll_master.core.state import State
-from wancoll_master.core.views import figures, page, report
+from wancoll_master.core.views import master_metrics, page, report
 from wancoll_master.store.journal import Journal
 
 STATUS_EVENTS = 50
@@ -39,10 +39,10 @@ class Statuses:
         self.started_at = trio.current_time()
         self._newest: dict[tuple[str, ...], tuple[bytes, float]] = {}  # by groups: the frame, until when new enough
         self._credit, self._spent_at = _BURST, self.started_at  # seconds that may go into making them
-        self._counts = figures.Events()
-        self._story = page.Story()
+        self._counts = master_metrics.Events()
+        self._timeline = page.GroupTimeline()
         for event in journal.events(page.EVENTS):
-            self._story.note(event)
+            self._timeline.note(event)
 
     def forget(self) -> None:
         """Another state is looked at from now on."""
@@ -54,7 +54,7 @@ class Statuses:
 
     def note(self, event: m.EventRecord) -> None:
         """An event was written down."""
-        self._story.note(event)
+        self._timeline.note(event)
 
     def frame(self, state: State, ask: SendStatus) -> bytes:
         """The answer to *ask*: the state now, with what the question has just changed, if that takes little time.
@@ -103,14 +103,14 @@ class Statuses:
         """Metrics of what has happened and of what is so; None is a pause."""
         yield from self._counts.families()
         if state is not None:
-            yield from figures.of(state, trio.current_time())
+            yield from master_metrics.of(state, trio.current_time())
 
     def look(self, state: State | None, standing_by: m.StandsBy) -> Iterator[page.Section | None]:
         """What the page shows; None is a pause. *standing_by*: what a master without state says of who leads."""
         now, wall = trio.current_time(), time.time()
         since = round(wall - (now - self.started_at))
         if state is not None:
-            yield from self._story.look(state, now, wall, since=since)
+            yield from self._timeline.look(state, now, wall, since=since)
             return
         leader, why = standing_by.leader, standing_by.why
         line = f"this master stands by: {leader} leads" if leader else f"nobody is known to lead{why and ': ' + why}"

@@ -39,8 +39,8 @@ from wancoll.peer.control import Control, check_master_addresses
 from wancoll.peer.core import outcomes
 from wancoll.peer.core.member import STOPPING
 from wancoll.peer.core.tracing import Recorder
+from wancoll.peer.daemon_metrics import DaemonMetrics
 from wancoll.peer.door import FrontDoor
-from wancoll.peer.figures import Figures
 from wancoll.peer.links.hub import LinkHub
 from wancoll.peer.links.lanes import check_congestion_control
 from wancoll.peer.links.probes import probe
@@ -576,9 +576,9 @@ def _port(daemon: Daemon, door: FrontDoor, metrics: list[socket.socket], wallet:
     from wancoll.metrics.port import MetricsPort, Source
 
     daemon.operations, daemon.links.traffic = Operations(), Traffic()
-    figures = Figures(daemon, daemon.operations, door, wallet)
+    daemon_metrics = DaemonMetrics(daemon, daemon.operations, door, wallet)
     return MetricsPort(
-        Source("peer", kernel_name(), figures.families, daemon.unready), metrics, daemon.config.metrics_token
+        Source("peer", kernel_name(), daemon_metrics.families, daemon.unready), metrics, daemon.config.metrics_token
     )
 
 

@@ -48,7 +48,7 @@ class Leadership:
         return self._sent_at + self.ttl / RENEWALS_PER_TTL
 
 
-class Lobby:
+class StandbyResponder:
     """First messages that come while a master stands by: it says who leads, or keeps daemons until somebody does.
 
     Args:

@@ -1,6 +1,7 @@
 """What the live page shows of the state: made when somebody looks, in sections that are told when they change. Pure.
 
-Story keeps what the state does not: the last events, epochs with what they cost, and throughput while somebody looks.
+GroupTimeline keeps what the state does not: the last events, epochs with what they cost, and throughput while
+somebody looks.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class _Throughput:
     since: float = 0.0  # as long as this page has seen it run, seconds since 1970
 
 
-class Story:
+class GroupTimeline:
     """What the live page shows of the state."""
 
     def __init__(self) -> None:
@@ -164,7 +165,7 @@ class Story:
             known = self._throughput[group.name] = _Throughput(now, group.heard)
         elif now - known.at >= _SAMPLE_SECONDS:
             often = max(0, group.heard - known.heard) / (now - known.at)
-            known.samples.append((round(wall, 1), _figure(rate), round(often, 2)))
+            known.samples.append((round(wall, 1), _number(rate), round(often, 2)))
             known.at, known.heard = now, group.heard
         seq = group.first_unheard if group.members and group.current.called >= group.first_unheard else 0
         if seq != known.seq:
@@ -260,17 +261,17 @@ def _links(state: State, group: Group, now: float) -> Generator[None, None, tupl
         for rate, loss, source, target in busy
     ]
     known = [rate for rate in sends if rate is not None]
-    return {"drawn": ring + chords, "sends": list(map(_figure, sends))}, sum(known) if known else None
+    return {"drawn": ring + chords, "sends": list(map(_number, sends))}, sum(known) if known else None
 
 
 def _link(state: State, source: int, target: int, one: str, other: str, seen: tuple[float, float] | None) -> list[Any]:
     path = state.measures.paths.get((one, other))
     loss = seen[1] if seen is not None else path.loss if path is not None else None
     rtt = state.measures.rtt(one, other)
-    return [source, target, _figure(seen[0]) if seen else None, _figure(loss), _figure(rtt or None)]
+    return [source, target, _number(seen[0]) if seen else None, _number(loss), _number(rtt or None)]
 
 
-def _figure(value: float | None) -> float | None:
+def _number(value: float | None) -> float | None:
     """To three digits: more is not seen, and would be told anew all the time."""
     return float(f"{value:.3g}") if value else value
 
@@ -291,9 +292,9 @@ def _now(
         "start_world": status.start_world,
         "min_world": status.min_world,
         "committed": group.heard,
-        "ops": _figure(often),
+        "ops": _number(often),
         "sample": throughput.samples[-1] if throughput.samples else None,
-        "rate": _figure(rate),
+        "rate": _number(rate),
         "runs": throughput.seq,
         "since": round(throughput.since, 1),
         "lacks": lacks[:_NAMED],

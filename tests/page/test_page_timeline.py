@@ -16,7 +16,7 @@ from wancoll.wire import messages as m
 from wancoll_master.core.paths import flows
 from wancoll_master.core.ready import Watched
 from wancoll_master.core.views import page
-from wancoll_master.core.views.page import Story
+from wancoll_master.core.views.page import GroupTimeline
 
 WALL = 1_000_000.0  # seconds since 1970 at the room's time 0
 
@@ -25,7 +25,7 @@ class Looked:
     """A room whose page somebody looks at."""
 
     def __init__(self, members: int = 3, **limits: Any) -> None:
-        self.room, self.story, self._told = Room(Limits(voters=32, **limits)), Story(), 0
+        self.room, self.timeline, self._told = Room(Limits(voters=32, **limits)), GroupTimeline(), 0
         if members:
             self.room.form(members, least=2)
 
@@ -33,10 +33,12 @@ class Looked:
         """All sections, as a browser has them."""
         for record in self.room.records[self._told :]:
             at = WALL + self.room.now
-            self.story.note(m.EventRecord(at, record.group, record.epoch, record.kind, record.text))
+            self.timeline.note(m.EventRecord(at, record.group, record.epoch, record.kind, record.text))
         self._told = len(self.room.records)
         room = self.room
-        found = [one for one in self.story.look(room.state, room.now, WALL + room.now, since=WALL) if one is not None]
+        found = [
+            one for one in self.timeline.look(room.state, room.now, WALL + room.now, since=WALL) if one is not None
+        ]
         assert len(dict(found)) == len(found), "a section is told twice"
         return dict(json.loads(msgspec.json.encode(dict(found))))
 
@@ -85,7 +87,7 @@ def test_the_first_line_says_who_is_missing_and_since_when() -> None:
 
 def test_an_epoch_tells_whom_it_lost_and_what_that_cost() -> None:
     looked = Looked(4)
-    assert looked.of("epochs") == [[1, WALL + 100, 4, "first", looked.story.epochs[0].reason, 0, 0]]
+    assert looked.of("epochs") == [[1, WALL + 100, 4, "first", looked.timeline.epochs[0].reason, 0, 0]]
     looked.room.drop("d1", "reset")
     looked.look()  # the loss is known, the epoch has not begun
     looked.room.now += 0.25
@@ -218,7 +220,7 @@ def test_throughput_is_sampled_each_second_while_somebody_looks() -> None:
 
 def test_the_plan_says_what_was_decided_and_why() -> None:
     looked = Looked()
-    looked.story.note(m.EventRecord(WALL, GROUP, 1, "plan", "lanes 4 to 8: <b>"))
+    looked.timeline.note(m.EventRecord(WALL, GROUP, 1, "plan", "lanes 4 to 8: <b>"))
     found = looked.of("plan")
     assert ["lanes", "4 a link, in 4 lane groups"] in found["facts"]
     assert ["commit", "by the members"] in found["facts"]
@@ -235,7 +237,7 @@ def test_of_many_groups_those_that_wait_are_shown() -> None:
     assert top["groups"][-1] == "zz-forming"
     assert top["more"] == 11
     assert not top["well"]
-    assert len(looked.story._throughput) == page.MOST_GROUPS
+    assert len(looked.timeline._throughput) == page.MOST_GROUPS
 
 
 def test_of_very_many_groups_a_look_has_pauses_and_keeps_little(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,7 +256,7 @@ def test_of_very_many_groups_a_look_has_pauses_and_keeps_little(monkeypatch: pyt
     gc.disable()
     try:
         before = len(gc.get_objects())
-        for section in looked.story.look(looked.room.state, 100.0, WALL, since=WALL):
+        for section in looked.timeline.look(looked.room.state, 100.0, WALL, since=WALL):
             if section is None:
                 most, told = max(most, told), 0
             elif section[0] == "top":
@@ -278,24 +280,24 @@ def test_of_what_moves_between_very_many_members_a_look_has_pauses(monkeypatch: 
             looked.beat(i, moved=moved)
     drawn = looked.of("links")["drawn"]
     assert [one[:3] for one in drawn[6:]] == [[5, 4, 54e6], [5, 3, 53e6], [5, 2, 52e6]]
-    found = list(looked.story.look(looked.room.state, looked.room.now, WALL, since=WALL))
+    found = list(looked.timeline.look(looked.room.state, looked.room.now, WALL, since=WALL))
     first = [one is not None and one[0] == f"g/{GROUP}/members" for one in found].index(True)
     assert found[first - 6 : first] == [None] * 6
 
 
 def test_what_is_kept_is_bounded() -> None:
-    story = Story()
+    timeline = GroupTimeline()
     for i in range(1000):
-        story.note(m.EventRecord(i, f"g{i}", i, "daemon died", f"lost m{i}: x"))
-        story.note(m.EventRecord(i, f"h{i}", i, "epoch", f"why; {i} members: m"))
-    assert len(story.events) == page.EVENTS
-    assert len(story.epochs) == page._EPOCHS
-    assert len(story._lost_at) == page._MOST_GROUPS_KNOWN
+        timeline.note(m.EventRecord(i, f"g{i}", i, "daemon died", f"lost m{i}: x"))
+        timeline.note(m.EventRecord(i, f"h{i}", i, "epoch", f"why; {i} members: m"))
+    assert len(timeline.events) == page.EVENTS
+    assert len(timeline.epochs) == page._EPOCHS
+    assert len(timeline._lost_at) == page._MOST_GROUPS_KNOWN
 
 
 def test_a_look_at_a_state_that_ends_meanwhile_does_not_fail() -> None:
     looked = Looked()
-    looking = looked.story.look(looked.room.state, 100.0, WALL, since=WALL)
+    looking = looked.timeline.look(looked.room.state, 100.0, WALL, since=WALL)
     assert next(looking) is not None  # top
     looked.room.state.groups.clear()
     assert [name for name, _ in filter(None, looking)] == ["events"]

@@ -18,7 +18,7 @@ from wancoll.peer.session import Host, Session
 _LINKS_AT_ONCE = 16  # that are looked at without a pause
 
 
-class Figures:
+class DaemonMetrics:
     """A daemon's metrics.
 
     Args:
