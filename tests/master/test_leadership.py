@@ -294,7 +294,7 @@ class Later:
 
 
 class Told:
-    """A reign as the test says."""
+    """A leadership term as the test says."""
 
     def __init__(
         self, on_end: Callable[[str, int], None] = lambda why, term: None, may_lead: Callable[[], bool] = lambda: True
@@ -526,20 +526,20 @@ async def test_masters_and_daemons_ask_a_clock_that_goes_on_while_the_machine_sl
     assert [path.name for path in product if "CLOCK_BOOTTIME" in path.read_text()] == ["clock.py"]
     slept, awake = [0.0], clock.awake_or_asleep
     monkeypatch.setattr(clock, "awake_or_asleep", lambda: awake() + slept[0])
-    reign = election._Reign(Leadership(60.0, clock.awake_or_asleep()))
+    leadership_term = election._LeaseTerm(Leadership(60.0, clock.awake_or_asleep()))
     async with server() as (found, connect):
-        found.lead(Later(), Told(lambda why, term: None, reign.may_lead))
+        found.lead(Later(), Told(lambda why, term: None, leadership_term.may_lead))
         peer = await connect()
         await peer.say(hello("d"))
         await peer.expect(m.Welcome)
-        assert reign.may_lead()
+        assert leadership_term.may_lead()
         with socket.create_server(("127.0.0.1", 0)) as lanes:
             some = lanes, Hot(), lambda _: None, lambda: None, lambda *_, **__: None, lambda: None, m.Heartbeat
             control = Control(PeerConfig(master="127.0.0.1:9"), "d", 1, [], *some)
             assert control.unheard < 60
             slept[0] = 3600.0  # a moment for all other clocks
             assert control.unheard > 3600
-        assert not reign.may_lead()
+        assert not leadership_term.may_lead()
         await peer.say(m.Heartbeat(1))
         assert "it stood still for 36" in (await peer.expect(m.Bye)).reason
 
@@ -1021,8 +1021,11 @@ async def test_a_renewal_counts_from_when_it_was_sent_for(monkeypatch: pytest.Mo
     leads = Leadership(3.0, 0.0)
     won = election.Won(Lease("lease", 3.0), leads, first_numbers(), 7, False)
     async with trio.open_nursery() as nursery:
-        reign, elected = election._Reign(leads), election.Election(EtcdConfig("http://h:1"), nobody, "h:2")
-        nursery.start_soon(elected._renew, etcd, won, reign)
+        leadership_term, elected = (
+            election._LeaseTerm(leads),
+            election.Election(EtcdConfig("http://h:1"), nobody, "h:2"),
+        )
+        nursery.start_soon(elected._renew, etcd, won, leadership_term)
         while etcd.asked < 2:  # noqa: ASYNC110
             await trio.sleep(0.001)
         nursery.cancel_scope.cancel()
