@@ -7,12 +7,12 @@ from msgspec.structs import replace
 
 from tests.peer.test_member import data, epoch, infos, kinds, post, told
 from wancoll.collective import Descriptor, DType, Kind
+from wancoll.commit.own_tally import OwnTally
 from wancoll.errors import ProtocolError
 from wancoll.limits import Limits
 from wancoll.peer.core import commands as cmd
 from wancoll.peer.core import links
 from wancoll.peer.core import member as core
-from wancoll.peer.core.own_tally import OwnTally
 from wancoll.wire import messages as m
 from wancoll.wire.note import ROUNDS, Ask, NewRound, pack, unpack
 

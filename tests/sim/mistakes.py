@@ -17,6 +17,7 @@ from tests.sim.links import LinkHub
 from tests.sim.master import Master
 from wancoll.collective import Descriptor, Kind
 from wancoll.commit import close
+from wancoll.commit.own_tally import OwnTally
 from wancoll.commit.tally import Tally
 from wancoll.peer.core import commands as cmd
 from wancoll.peer.core import member as core
@@ -24,7 +25,6 @@ from wancoll.peer.core import outcomes
 from wancoll.peer.core.calls import ResolvedCall
 from wancoll.peer.core.collectives import Collectives
 from wancoll.peer.core.op import OpState
-from wancoll.peer.core.own_tally import OwnTally
 from wancoll.schedule import choose
 from wancoll.wire import messages as m
 from wancoll.wire.note import ROUND_BITS, NewRound, unpack

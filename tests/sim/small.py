@@ -243,12 +243,10 @@ class SmallWorld:
             at = here.core.epoch_number, here.core.collectives.round
             self.lost |= {run for run, names in self.started.items() if run[:2] == at and here.core.name in names}
         for here, there in ((one, other), (other, one)):
-            if here.core.view is not None and there.core.mid in here.core.view.world.mids:
-                self._run(here, here.core.link_lost(there.core.mid, "cut"))
-                self._run(
-                    here,
-                    here.core.links_ready(here.core.epoch_number, set(here.core.view.world.mids) - {here.core.mid}),
-                )
+            core = here.core
+            if core.view is not None and not core.over and there.core.mid in core.view.world.mids:
+                self._run(here, core.collectives.link_lost(there.core.mid, "cut"))
+                self._run(here, core.links_ready(core.epoch_number, set(core.view.world.mids) - {core.mid}))
 
     def _pass_time(self) -> None:
         self.now = max(self.now, self.state.deadline)

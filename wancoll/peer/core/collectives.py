@@ -33,6 +33,7 @@ from math import inf
 from msgspec.structs import replace
 
 from wancoll.collective import DATALESS, SAME_RESULT, Kind
+from wancoll.commit.own_tally import OwnTally
 from wancoll.limits import Limits
 from wancoll.peer.core import commands as cmd
 from wancoll.peer.core import links, outcomes
@@ -40,7 +41,6 @@ from wancoll.peer.core.book import Attempts, Book
 from wancoll.peer.core.calls import Call, EpochView, ResolvedCall, covering
 from wancoll.peer.core.liveness.master_session import MasterSession
 from wancoll.peer.core.op import Op, OpState
-from wancoll.peer.core.own_tally import OwnTally
 from wancoll.wire import messages as m
 from wancoll.wire.note import ROUNDS, Ask, NewRound, pack
 
