@@ -5,7 +5,7 @@
 #
 # The command finds its daemon by WANCOLL_SOCKET. Several training processes of a node are its business:
 # bash -c 'for gpu in 0 1 2 3; do CUDA_VISIBLE_DEVICES=$gpu python train.py & done; wait'
-# A node that is lost is put out, and the others go on, but for the first one: the job ends with it.
+# A node that is lost is evicted, and the others go on, but for the first one: the job ends with it.
 # Where the master is not wanted there, run it elsewhere, and submit with WANCOLL_JOIN set: then none is started.
 # Without Slurm it runs all on this machine, for a try.
 #SBATCH --job-name=wancoll

@@ -59,11 +59,11 @@ class Limits:
     # A link that fails without its peers is noticed within lane_timeout (an end that takes nothing: not before
     # slow_after and four heartbeats, since it may have its reasons) and made anew; one that cannot be is reported
     # within link_timeout, or one dial's connect_timeout if that is longer. A way around is taken at once; a member is
-    # put out half a link_timeout later.
+    # evicted half a link_timeout later.
     lane_timeout: float = 10.0  # data that is not acknowledged, or not taken though the other end should take it
     stall_timeout: float = 20.0  # all members run an operation, no link is to blame and nothing moves: links anew
     slow_after: float = 1.0  # from then on an operation is reported with what it waits for
-    call_timeout: float = 0.0  # a member that has not called what another has called for this long is put out; 0: never
+    call_timeout: float = 0.0  # a member that has not called what another has called for this long is evicted; 0: never
     link_timeout: float = 5.0  # a link that cannot be (re)dialled by then is reported unreachable
     link_settle: float = 0.1  # master waits this long for a lost link to turn out to be a lost peer
     redial_interval: float = 0.05  # first pause between dials of a lane; doubles up to 1 s
@@ -79,7 +79,7 @@ class Limits:
     cover_bytes: int = 4 * GIB  # memory for these
     drain_timeout: float = 10.0  # SIGTERM: running operations may finish for this long
     local_handshake_timeout: float = 5.0  # a client must say what it wants by then
-    voids: int = 2048  # of a group, with no commit in between: one more, and its members are put out
+    voids: int = 2048  # of a group, with no commit in between: one more, and its members are evicted
     digest_retries: int = 2  # runs again this often when digests differ, then ProtocolError
 
 

@@ -120,7 +120,7 @@ class MasterLimits:
         heartbeat_timeout: Seconds of silence after which a peer is evicted.
         probe_timeout: Seconds for a joiner's data addresses to answer before it is refused.
         slow_after: Seconds after which an operation is shown with what it waits for.
-        call_timeout: Seconds after which a member is put out that has not called what another member has called, where
+        call_timeout: Seconds after which a member is evicted that has not called what another member has called, where
             the group has not set connect(call_timeout=...). 0: never, since training may compute for long.
         stall_timeout: Seconds that an operation which all members run may move nothing, with no link to blame, before
             their links are made anew; the third time it is given up.

@@ -58,7 +58,7 @@ def measure(daemons: int = DAEMONS, seconds: float = SECONDS) -> Bar:
                 heard += len(by_number[fileno].recv(65536)) > 0
         took = cpu_seconds(cluster.master_pid) - before
         known = len(cluster.status().daemons)
-        assert known == daemons, f"the master has put out {daemons - known} of {daemons} daemons"
+        assert known == daemons, f"the master has evicted {daemons - known} of {daemons} daemons"
         assert heard > said / 2, "it does not answer"
         for one in sockets:
             one.close()

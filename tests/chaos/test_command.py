@@ -109,7 +109,7 @@ def test_a_minute_of_churn_with_ten_peers(tmp_path: Path, secure: list[str]) -> 
 @SECURE
 @pytest.mark.timeout(300)
 def test_lanes_that_fail_while_their_peers_live(tmp_path: Path, secure: list[str]) -> None:
-    """One-way cuts, slow and late lanes, flipped bits, connections that end in mid frame: nobody is put out."""
+    """One-way cuts, slow and late lanes, flipped bits, connections that end in mid frame: nobody is evicted."""
     options = ["--peers=5", "--seconds=45", "--seed=2", "--master-every=0", *secure]
     done, report = chaos(tmp_path, *options, "--faults=oneway,slow,delay,flip,truncate", timeout=280)
     check_held(done, report, tmp_path)

@@ -252,7 +252,7 @@ def test_what_was_filled_stays_filled_until_the_end(gpu: Any, cluster: Cluster) 
 
 @pytest.mark.parametrize("late", [False, True])
 def test_a_member_whose_gate_stays_shut_is_lost_like_any_other(gpu: Any, cluster: Cluster, late: bool) -> None:
-    """It closes, or is put out by call_timeout: the others commit without it, and its tensor is as it was."""
+    """It closes, or is evicted by call_timeout: the others commit without it, and its tensor is as it was."""
     options = {"call_timeout": 2.5} if late else {}
     group = f"shut-{os.getpid()}-{late}"
     comms = Background(lambda k: cluster.connect(k, group=group, name=f"m{k}", start_world=3, **options), 3).results()

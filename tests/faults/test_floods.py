@@ -86,7 +86,7 @@ class Flood:
 
 
 def commits_under(cluster: Cluster, most: int, longest: float, seed: int, pause: float = 0.0) -> None:
-    """Joins and commits meanwhile, of all members always: nobody is put out. *pause*: seconds between those."""
+    """Joins and commits meanwhile, of all members always: nobody is evicted. *pause*: seconds between those."""
     close_all(join(cluster, range(PEERS)))
     pids = [cluster.master_pid, *(cluster.pid(i) for i in range(PEERS))]
     wait_until(lambda: not cluster.status().groups, BUSY, "the groups so far are gone")

@@ -73,7 +73,7 @@ def test_two_honest_members_hold_no_receipts_that_contradict_each_other(answer: 
                     receipt = comm.all_reduce(np.full(ELEMENTS, 10.0**k, np.float32))
                     held[k][call] = receipt.epoch, receipt.contributors, zlib.crc32(np.asarray(receipt.out))
             except WancollError:
-                pass  # put out, or the operation was given up for all
+                pass  # evicted, or the operation was given up for all
             finally:
                 comm.close()
 

@@ -32,7 +32,7 @@ def master_ends(cluster: Cluster) -> bool:
 
 @pytest.mark.parametrize("point", [point for point in MASTER if point.endswith("commit")])
 def test_killed_around_a_commit(cluster: Cluster, point: str) -> None:
-    """Nobody is put out, the operation runs once, and all have the same outcome."""
+    """Nobody is evicted, the operation runs once, and all have the same outcome."""
     comms = join(cluster, range(PEERS), min_world=PEERS)
     reduce_all(comms, range(PEERS))
     tensors = [contribution(k, 5000) for k in range(PEERS)]

@@ -130,7 +130,7 @@ def lost_by_resets() -> str:
 
 
 def cut_again_and_again(seconds: float, seed: int) -> None:
-    """The master's network is down for 0.5 to 5 s, again and again: nobody is put out, and sums commit in between."""
+    """The master's network is down for 0.5 to 5 s, again and again: nobody is evicted, and sums commit in between."""
     rng = random.Random(seed)
     with wired() as (cluster, wire):
         comms = join(cluster, range(PEERS))

@@ -60,7 +60,7 @@ def links_lost(cluster: Cluster, i: int) -> int:
 
 
 def attacked(sealed: tuple[Cluster, Proxies], seeds: range) -> None:
-    """Operations with one attack each: right bytes, of everybody; nobody is put out; what was hit is dialled anew."""
+    """Operations with one attack each: right bytes, of everybody; nobody is evicted; what was hit is dialled anew."""
     cluster, proxies = sealed
     group, hits = new_group(), dict.fromkeys(ATTACKS, 0)
     comms = join(cluster, range(PEERS), group=group)
@@ -82,7 +82,7 @@ def attacked(sealed: tuple[Cluster, Proxies], seeds: range) -> None:
         if proxies.fired(rule, 0):
             hits[kind] += 1
             wait_until(lambda before=lost, at=to: links_lost(cluster, at) > before, 10, f"{kind} of {seed} is found")
-    assert ids(cluster, group) == before, "nobody was put out"
+    assert ids(cluster, group) == before, "nobody was evicted"
     print(f"attacks that met a lane: {hits}")
     assert all(hits.values()), hits
     close_all(comms)

@@ -1,4 +1,4 @@
-"""Daemons whose connections break, one or many at once, of which some are killed: only those are put out (R18).
+"""Daemons whose connections break, one or many at once, of which some are killed: only those are evicted (R18).
 
 Everyone tells what is true, early or late: links that are lost, and whom they find when they dial.
 """

@@ -447,7 +447,7 @@ async def test_a_restarted_master_has_a_higher_term_and_higher_numbers(tmp_path)
 
 
 async def test_a_master_that_stood_still_takes_its_members_back(mock_clock: MockClock, monkeypatch):
-    """Its daemons have given it up by then: their connections end, and none of their members is put out for that."""
+    """Its daemons have given it up by then: their connections end, and none of their members is evicted for that."""
     async with master() as connect:
         peers = [await member(connect, f"m{i}", 2) for i in range(2)]
         epochs = [await peer.expect(m.Epoch) for peer, _ in peers]

@@ -217,7 +217,7 @@ def test_the_report_of_a_member_that_is_lost_since_counts() -> None:
 def test_after_a_restart_reports_of_the_lost_whom_an_epoch_that_nobody_heard_of_left_out_do_not_count(
     collectors: str,
 ) -> None:
-    """They had been put out, and may lack what the others have committed; else it would be a tie."""
+    """They had been evicted, and may lack what the others have committed; else it would be a tie."""
     room = reported(collectors, {1: 1, 2: 1, 3: 0, 4: 0}, mids=(1, 2), lost=(3, 4))
     assert [one.mid for one in room.group.members] == [1, 2]
     assert outcome(room) == (["m1", "m2"], 1, [])

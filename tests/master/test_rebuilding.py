@@ -68,7 +68,7 @@ def test_members_of_another_group_are_not_reported_by_the_first_who_comes() -> N
 
 A, B = (1, 7, 9), (1, 8, 9)
 LIES = {
-    # what each says is committed, and is done with; who is put out, what is committed, and of what nobody knows it
+    # what each says is committed, and is done with; who is evicted, what is committed, and of what nobody knows it
     "nobody lies": ([(1, [A]), (0, [A]), (0, [A])], [], 1, []),
     "a claim without a result, where two have come apart": ([(0, [A]), (0, [B]), (1, [])], [3], 0, []),
     "a claim of one of the two results": ([(0, [A]), (0, [B]), (1, [A])], [2], 1, []),

@@ -1,4 +1,4 @@
-"""Strangers at a master's port: new keys and nothing else are put out, certificates that are dear hold up nobody."""
+"""Strangers at a port of the master: senders of new keys alone are disconnected, dear certificates hold up nobody."""
 
 from __future__ import annotations
 

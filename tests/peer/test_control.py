@@ -65,7 +65,7 @@ async def controlled(
 
 @pytest.mark.parametrize(("terms", "obeyed"), [((5, 4, 5), [5, 5]), ((5, 6, 5, 7), [5, 6, 7])])
 async def test_a_master_of_an_older_term_is_not_obeyed(terms: tuple[int, ...], obeyed: list[int]) -> None:
-    """R6. Each master welcomes the daemon, says that a member is put out, and goes away."""
+    """R6. Each master welcomes the daemon, says that a member is evicted, and goes away."""
     heard: list[int] = []
     left = iter(terms)
     lost = Losses()

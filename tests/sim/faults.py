@@ -89,7 +89,7 @@ class Faults:
             self._world.later(self._length(), daemon.wake)
 
     def only_one_left(self) -> None:
-        """A member is put out and does not hear of it; then the master and all others die, and it alone comes back."""
+        """A member is evicted and does not hear of it; then the master and all others die, and it alone comes back."""
         daemon = self._daemon()
         if daemon is None:
             return
@@ -260,7 +260,7 @@ class Faults:
         self._world.later(self._length(), lambda: self._world.network.unfilter(COLLECTIVES))
 
     def _too_much_with(self, other: str) -> None:
-        """Who cannot come back in time since the network is cut just then may be put out."""
+        """Who cannot come back in time since the network is cut just then may be evicted."""
         if other in self._world.inflicted:
             for daemon in self._world.daemons:
                 self._world.blame(daemon.name)
@@ -290,13 +290,13 @@ class Faults:
         self._break("control")
 
     def reset_control(self) -> None:
-        """Control connections break, one or many or one again and again: nobody is put out for it."""
+        """Control connections break, one or many or one again and again: nobody is evicted for it."""
         self._too_much_with("cut_off_master")
         for wait in self._random.choice(((0.0,), (0.0, 0.0, 0.0), (0.0, 0.05, 0.1, 0.3, 0.31))):
             self._world.later(wait, lambda: self._break("control", blame=False))
 
     def reset_all(self) -> None:
-        """All connections of one daemon, of some or of all break at once, and all live: nobody is put out for it."""
+        """All connections of one daemon, of some or of all break at once, and all live: nobody is evicted for it."""
         living = [daemon for daemon in self._world.daemons if daemon.alive]
         chosen = self._random.sample(living, self._random.choice((1, (len(living) + 1) // 2, len(living))))
         for end in list(self._world.network.ends):
@@ -417,7 +417,7 @@ class Faults:
             self._world.later(self._length_of_pause(), lambda: self._world.wake_master(master))
 
     def _length_of_pause(self) -> float:
-        """Where nobody may be put out, not as long as members look for a master at most."""
+        """Where nobody may be evicted, not as long as members look for a master at most."""
         longest = self._world.limits.master_grace / 3 if self._world.only_masters else self._length()
         return self._random.uniform(0.0, longest)
 

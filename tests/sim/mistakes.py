@@ -353,7 +353,7 @@ def forming_at_once_where_nothing_is_known() -> Iterator[None]:
 
 @contextlib.contextmanager
 def doubt_about_what_is_decided() -> Iterator[None]:
-    """All calls of a member that is put out end as unknown."""
+    """All calls of a member that is evicted end as unknown."""
     real = outcomes.evicted
 
     def evicted(name: str, told: m.Evicted) -> outcomes.Ending:

@@ -15,7 +15,7 @@ FAULTS = (
     "full_disk", "store_away", "refuse_write",
 )  # fmt: skip
 MASTER_ONLY = ("kill_master", "cut_short_master", "pause_master", "takeover", "reset_control", "cut_off_master")
-BESIDE = ("reset_all",)  # in worlds of its own: nobody may be put out for it
+BESIDE = ("reset_all",)  # in worlds of its own: nobody may be evicted for it
 HARMLESS = ("exchange", "join", "slow_client")
 # What is told to few is hard to make good: a master dies while it says what these bring about.
 NEWS = ("join", "differ", "cut_master", "flip", "kill_client", "kill_daemon", "lose_site", "only_one_left", "takeover")
@@ -42,7 +42,7 @@ class Odd:
     sites: int
     measures: bool
     wire: bool
-    patient: bool  # nobody may be put out for the faults that there are
+    patient: bool  # nobody may be evicted for the faults that there are
     elected: bool  # masters lead by a lease and stand by for each other; else one follows the other
     write_delay: float  # at most, each way, of a store that fences
     exact_leases: bool  # a master whose lease has run out does nothing any more
@@ -58,7 +58,7 @@ def draw(random: Random, *, calm: tuple[str, ...] | None = None) -> Odd:
     if calm is not None:
         faults = calm
     elif kinds < 0.1:
-        faults = (*MASTER_ONLY, *HARMLESS)  # nobody may be put out for them
+        faults = (*MASTER_ONLY, *HARMLESS)  # nobody may be evicted for them
     elif kinds < 0.25:
         faults = ("cut_short_master", "cut_short_master", *random.sample(NEWS, 2))
     else:

@@ -81,7 +81,7 @@ class World:
         self.hosts = [f"h{i}" for i in range(self.odd.daemons)]
         self.clients: list[Client] = []
         self.clients_started = 0
-        self.blamed: set[str] = set()  # daemons that a fault may have put out
+        self.blamed: set[str] = set()  # daemons that a fault may have evicted
         self.inflicted: list[str] = []
         self.differs: dict[tuple[str, int], int] = {}
         self.only_masters = self.odd.patient
@@ -390,7 +390,7 @@ class World:
             raise Violation(f"{client.name}: op {called.seq}: {failure.what}, and nobody called another one: {failure}")
 
     def judge_out(self, client: Client, failure: m.Failure) -> None:
-        """Nobody is put out for a fault that is not its own, nor because the master was away, nor for nonsense."""
+        """Nobody is evicted for a fault that is not its own, nor because the master was away, nor for nonsense."""
         if "impossible" in failure.what + failure.got:
             raise Violation(f"{client.name} is out for what it may say: {failure}")
         if (

@@ -421,7 +421,7 @@ def test_a_cut_that_heals_costs_nobody(net: Net, held: float) -> None:
 
 @pytest.mark.nightly
 def test_a_cut_while_another_member_dies(net: Net) -> None:
-    """Three are left, and no ring of three avoids a pair: one of it is put out, the other two have their sum."""
+    """Three are left, and no ring of three avoids a pair: one of it is evicted, the other two have their sum."""
     with running(net, 4 * MIB) as run:
         one, other, dies = run.order[0], run.order[1], run.order[2]
         run.start()

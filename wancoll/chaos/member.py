@@ -1,4 +1,4 @@
-"""The training process of a chaos run: calls collectives, checks every value, joins again when it is put out."""
+"""The training process of a chaos run: calls collectives, checks every value, joins again when it is evicted."""
 
 from __future__ import annotations
 

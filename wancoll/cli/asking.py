@@ -265,7 +265,7 @@ def ask_leader(question: m.Evict | m.AskToLeave, masters: list[str], asking: Ask
             continue
         raise other_answer(answer, f"master {address}", "EvictAnswer")
     raise MasterUnreachable(
-        "no master takes the request; nobody was put out or asked to leave, unless an answer was lost",
+        "no master takes the request; nobody was evicted or asked to leave, unless an answer was lost",
         who=",".join(masters),
         got="; ".join(f"{address}: {why}" for address, why in failed.items()),
         hint="is `wancoll master` running there, and is --master right? Ask again: it does no harm",

@@ -90,7 +90,7 @@ def connect(
             environment. None: $WANCOLL_JOIN, if that is set.
         timeout: seconds to wait for the daemon and for the group. None: the daemon must be up, and the group is waited
             for as long as it takes.
-        call_timeout: seconds after which a member is put out (Evicted) that has not called what another member has
+        call_timeout: seconds after which a member is evicted (Evicted) that has not called what another member has
             called, though it waits in no operation; None: what `wancoll master --call-timeout` says, where the default
             is never. All members must state the same.
         lanes: TCP connections to each other peer, of a private daemon.

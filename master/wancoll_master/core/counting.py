@@ -295,7 +295,7 @@ def give_up(step: Step, member: Member, message: m.GiveUp) -> None:
 
 
 def _runs_away(step: Step, member: Member, seqs: list[int]) -> str:
-    """Why a member that gives up *seqs* is put out, "" if it is not: alone it must not use up the group's voids (R14).
+    """Why a member that gives up *seqs* is evicted, "" if it is not: alone it must not use up the group's voids (R14).
 
     The others are as far as they have said, in heartbeats or in words of which nothing else counts any more.
     """

@@ -266,7 +266,7 @@ def _form(step: Step, group: Group) -> bool:
     if measuring.waits_until(step, group) > step.now:
         return False
     if any(joiner.daemon.away for joiner in group.joining):
-        return False  # it comes back or is put out, soon
+        return False  # it comes back or is evicted, soon
     if measuring.ask_uplinks(step, group):
         return False
     group.members, group.joining = group.joining, []

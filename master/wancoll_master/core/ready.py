@@ -224,7 +224,7 @@ class Record(msgspec.Struct, frozen=True):
     lost: int = 0
 
 
-# Why members are put out, for metrics: their training process died; their daemon did; nothing is heard of it; their
+# Why members are evicted, for metrics: their training process died; their daemon did; nothing is heard of it; their
 # training process stands still, is late with a call, or writes to what it has handed over; a link cannot be made; an
 # operator wants it; their daemon sends nonsense, or contradicts what is known; it gave them up by itself; else.
 CAUSES = ("client died", "daemon died", "silent", "trainer", "link", "operator", "nonsense", "daemon", "other")

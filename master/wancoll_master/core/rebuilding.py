@@ -6,7 +6,7 @@ earlier epoch have finished nothing in it. Whoever reports too late was not aske
 to what those have who were (R8).
 
 What is remembered to keep two masters' decisions apart: the journal knows the newest epoch of each group with its
-members. Who reports an older one, and is none of them, was put out; nobody of those who report may decide then. If
+members. Who reports an older one, and is none of them, was evicted; nobody of those who report may decide then. If
 they are of its members, and the master died before any had heard of it, what it began with is what was committed.
 """
 
@@ -89,21 +89,21 @@ def take(step: Step, daemon: Daemon, report: m.Report) -> None:
     numbers = report.epoch, report.finished.committed, report.heard, *ended, *(epoch.daemons if known is None else ())
     if max(numbers) > step.state.believable:
         why = "it reports numbers that no master can have come to"
-        _put_out(step, daemon, report, why, m.MOST)
+        _evict_reporter(step, daemon, report, why, m.MOST)
         return
     unfit = _too_many(step, daemon, report)
     if unfit:
-        _put_out(step, daemon, report, unfit, m.MOST)
+        _evict_reporter(step, daemon, report, unfit, m.MOST)
         return
     if known is None:
         raise_mids(step, max(epoch.daemons))
     used = step.state.used.get(report.group) if known is None else None
     if used is not None and used.epoch == report.epoch and used.mids != epoch.daemons.keys():
         why = "a journal was lost, and the number of this member's epoch was given to others"
-        _put_out(step, daemon, report, why, m.MOST)
+        _evict_reporter(step, daemon, report, why, m.MOST)
         return
     if (whose := _claimed(step, report)) is not None:
-        _put_out(step, daemon, report, f"member {report.mid} is one of group {whose}", m.MOST)
+        _evict_reporter(step, daemon, report, f"member {report.mid} is one of group {whose}", m.MOST)
         return
     fate = step.state.missing.get((report.group, report.mid))
     if fate is not None:
@@ -113,7 +113,7 @@ def take(step: Step, daemon: Daemon, report: m.Report) -> None:
         _give_way(step, report)
     if group is not None and group.rebuild is None and not _may_have_existed(step, group):
         why = "the group forms anew, and this master knows of no earlier one"
-        _put_out(step, daemon, report, why, m.MOST)
+        _evict_reporter(step, daemon, report, why, m.MOST)
         return
     if group is not None and any(out.mid == report.mid for out in group.current.out):  # it is decided just now (C4)
         outs = group.current.out
@@ -121,7 +121,7 @@ def take(step: Step, daemon: Daemon, report: m.Report) -> None:
         return
     if report.mid in step.state.members or (group is not None and group.members):
         why = "this member came back after the group had gone on without it"
-        _put_out(step, daemon, report, why, m.MOST)
+        _evict_reporter(step, daemon, report, why, m.MOST)
         return
     if group is None and len(step.state.groups) >= step.limits.groups:
         raise ProtocolError("reports a group too many", expected=f"at most {step.limits.groups}", got=report.group)
@@ -181,7 +181,7 @@ def _shared(report: m.Report, epoch: Reported) -> m.Report:
 
 
 def make_room(step: Step, daemon: Daemon) -> None:
-    """Put out a daemon whose reports take too much memory: *daemon*, which has just reported, or the one with most."""
+    """Evict a daemon whose reports take too much memory: *daemon*, which has just reported, or the one with most."""
     most, groups = step.limits.report_bytes, list(step.state.groups.values())
     places = [place for group in groups for place in (group.rebuild, group.current.closing) if place is not None]
     of = daemon.name
@@ -195,7 +195,7 @@ def make_room(step: Step, daemon: Daemon) -> None:
         rebuild, closing = group.rebuild, group.current.closing
         if rebuild is not None and rebuild.held.pop(of, 0):
             for mid in [mid for mid, (one, _) in rebuild.reports.items() if one.name == of]:
-                _put_out(step, *rebuild.reports.pop(mid), why, m.MOST)
+                _evict_reporter(step, *rebuild.reports.pop(mid), why, m.MOST)
             for mid in [mid for mid, one in rebuild.lost.items() if (mid, of) in {(n, d) for n, _, d in one.members}]:
                 del rebuild.lost[mid]
             for epoch in rebuild.epochs.values():  # others report it, too
@@ -368,12 +368,12 @@ def consider(step: Step, group: Group) -> None:
     rebuild, group.rebuild = group.rebuild, None
     used = step.state.used.get(group.name)
     if newest is not None and used is not None and used.epoch > newest.epoch and not used.mids & rebuild.reports.keys():
-        newest = None  # all who report were put out, and others may have gone on
+        newest = None  # all who report were evicted, and others may have gone on
     if newest is not None:
         _decide(step, group, rebuild, newest)
         return
     for daemon, report in rebuild.reports.values():
-        _put_out(step, daemon, report, "the group went on without it", m.MOST)
+        _evict_reporter(step, daemon, report, "the group went on without it", m.MOST)
     step.touch(group)
 
 
@@ -457,7 +457,7 @@ def _decide(step: Step, group: Group, rebuild: Rebuild, newest: m.Report) -> Non
     else:
         group.current.closing, closing.told = closing, True
         closing.of = {mid: rebuild.epochs[newest.epoch].daemons[mid] for mid in closing.reports}
-    closing.doubted = no_journal and bool(gone)  # who reports may have been put out by those who do not
+    closing.doubted = no_journal and bool(gone)  # who reports may have been evicted by those who do not
     losses.end_epoch(step, group, reason)
 
 
@@ -473,7 +473,7 @@ def _put_out_by(used: Used, reports: dict[int, tuple[Daemon, m.Report]]) -> dict
 
     Taken out of the *reports*.
     """
-    why = "put out by the master before this one"
+    why = "evicted by the master before this one"
     return {mid: (reports.pop(mid)[0], why) for mid in list(reports) if mid not in used.mids}
 
 
@@ -507,11 +507,11 @@ def _tell_outsiders(step: Step, rebuild: Rebuild, newest: m.Report) -> None:
             # So nothing was committed above what it began with. Another group that formed since has no member of it.
             follows = report.epoch + 1 == newest.epoch and any(one in inside for one, _, _ in report.members)
             unknown_upto = newest.base if follows else m.MOST  # by an earlier restart, perhaps, to which it was late
-            _put_out(step, daemon, report, f"put out before epoch {newest.epoch}", unknown_upto)
+            _evict_reporter(step, daemon, report, f"evicted before epoch {newest.epoch}", unknown_upto)
             del rebuild.reports[mid]
 
 
-def _put_out(step: Step, daemon: Daemon, report: m.Report, why: str, unknown_upto: int) -> None:
+def _evict_reporter(step: Step, daemon: Daemon, report: m.Report, why: str, unknown_upto: int) -> None:
     step.send(daemon.conn, m.Evicted(report.group, report.mid, why, report.finished.committed, unknown_upto))
     step.record(None, "evicted", f"member {report.mid} of daemon {daemon.name}, group {report.group}: {why}")
 

@@ -444,12 +444,12 @@ class State:
     daemons: dict[str, Daemon] = field(default_factory=dict)
     groups: dict[str, Group] = field(default_factory=dict)
     members: dict[int, Member] = field(default_factory=dict)
-    # By daemon and incarnation, oldest first: what it has to be told of members put out, should it not have heard it.
+    # By daemon and incarnation, oldest first: what it has to be told of evicted members, should it not have heard it.
     gone: dict[tuple[str, int], list[m.Evicted]] = field(default_factory=dict)
     twins: dict[str, tuple[int, m.Hello]] = field(default_factory=dict)  # by name: the connection that waits for it
     postponed: dict[Daemon, list[tuple[Daemon, m.Join]]] = field(default_factory=dict)  # by the silent one: who waits
     watched_until: float = -inf  # until then daemons are told that somebody looks at the page
-    deaf_until: float = -inf  # until then nobody is put out for silence: it is the master that hears nobody
+    deaf_until: float = -inf  # until then nobody is evicted for silence: it is the master that hears nobody
     measures: Measures = field(default_factory=Measures)
     asked: Pairs[Asked] = field(default_factory=Pairs)  # who, about the path to whom
     # By group ("": a daemon) and name, oldest first: whether who was last asked to leave has left in order since.

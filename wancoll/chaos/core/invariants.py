@@ -204,7 +204,7 @@ def blind(faults: Sequence[Injected], times: Times) -> list[tuple[float, float]]
 
 
 def unexplained_loss(slot: int, call: Called, faults: Iterable[Injected], times: Times, slack: float) -> str:
-    """Why nothing that was injected explains that member *slot* was put out; "" if something does.
+    """Why nothing that was injected explains that member *slot* was evicted; "" if something does.
 
     A master that dies explains nothing: nobody is to be evicted for its absence. But where its journal is lost, what
     members finished is unknown if one of them is missing. A machine explains it that let processes wait meanwhile for

@@ -165,7 +165,7 @@ class Collectives(Book):
     def commit(self, upto: int, now: float, *, out: bool = False) -> list[cmd.Command]:
         """Ops of the epoch up to *upto* are committed, as the master says (R1, R3).
 
-        *out*: while this member was put out. An update_membership may have ended in an epoch that it has not heard of.
+        *out*: while this member was evicted. An update_membership may have ended in an epoch that it has not heard of.
         """
         return self._commit(upto, now, out=out) + ([] if out else self._decide_all())
 

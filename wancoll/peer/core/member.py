@@ -8,7 +8,7 @@ of its own with its rules. This one holds what concerns them all: entering an ep
     asking           join()                                      Joined -> noted, or Refused -> over
     noted            Joined: it has a mid                        its first Epoch -> in an epoch
     in an epoch      Epoch                                       the next Epoch; Evicted, forgotten, leave() -> over
-    over             it left, was put out, or lost its master    the client connects again, as another member
+    over             it left, was evicted, or lost its master    the client connects again, as another member
 
     what is said     by          what it may change                                                    rules
     post, leave      the client  a new op begins; all ends                                             R14, R15
@@ -61,7 +61,7 @@ class Member:
         min_world: smallest world size in which ops run.
         first_engine_id: engine ids count up from here; the shell keeps the ranges of its members apart.
         limits: bounds.
-        call_timeout: seconds after which the group puts out who is late with a call; 0: not stated.
+        call_timeout: seconds after which the group evicts who is late with a call; 0: not stated.
     """
 
     def __init__(

@@ -47,7 +47,7 @@ class Join(Message, frozen=True):
     start_world: World
     min_world: World
     was: Number = 0  # the mid that an earlier master gave it; it has not entered an epoch
-    call_timeout: Seconds = 0.0  # a member this late with a call that another has made is put out; 0: not stated
+    call_timeout: Seconds = 0.0  # a member this late with a call that another has made is evicted; 0: not stated
 
 
 class AskPlace(Message, frozen=True):

@@ -5,13 +5,13 @@ Each row says who may say what, and within which time: a field of limits.Limits.
     file            what is suspected, and why       confirmed by                         then
     presence        daemon: no word for 1.5 beats    none for heartbeat_timeout, and      evicted; before: back
                                                      half of all daemons are heard        with its next word
-                    daemon: its connection broke     not back within return_grace and     put out; before: back
+                    daemon: its connection broke     not back within return_grace and     evicted; before: back
                                                      8 round trips                        with the same session
-                    daemon: its process lock is      a later daemon of its machine        put out
+                    daemon: its process lock is      a later daemon of its machine        evicted
                     free
                     member: does not report what     2 heartbeat_timeout, in which its    evicted
                     it has finished                  daemon is heard
-    confirming      daemon: its connection broke,    a witness: nobody listens there;     put out
+    confirming      daemon: its connection broke,    a witness: nobody listens there;     evicted
                     and a link of it                 doubt_grace for other witnesses
     name_conflicts  daemon: another has its name     its eviction                         the other has the name
     trainers        training process: its daemon     that for heartbeat_timeout           evicted

@@ -5,10 +5,10 @@ So when a member tells of a lost link to a daemon that is away, some others (wit
 
     a witness says      then
     it answers          it lives: it has return_grace, as any daemon whose connection broke
-    nobody listens      its process has ended: it is put out
+    nobody listens      its process has ended: it is evicted
     anything else       nothing is known: it has return_grace
 
-Other daemons may have been killed at the same moment. So a daemon that has ended is put out once it is known of all
+Other daemons may have been killed at the same moment. So a daemon that has ended is evicted once it is known of all
 that are away, and all witnesses have answered, but no later than doubt_grace: one epoch for all, not one for each. If
 a daemon's ring neighbours were killed with it, nobody tells of a lost link: the others that are away in its groups are
 asked about, too.
@@ -74,7 +74,7 @@ def open_in(step: Step, group: Group) -> bool:
 
 
 def ended(step: Step) -> tuple[set[Daemon], float]:
-    """Daemons that have ended, to be put out together, and when to look again."""
+    """Daemons that have ended, to be evicted together, and when to look again."""
     these = _found(step)
     if not these:
         return set(), inf

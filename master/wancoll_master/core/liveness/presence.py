@@ -243,7 +243,7 @@ def _is_deaf(step: Step, daemons: list[Daemon], over: bool) -> bool:
         text = f"{unheard} of {len(daemons)} daemons fell silent together, which may be this master's own network"
         grace = f"{step.limits.rejoin_grace:g} s"
         until = f"until {grace} after one is heard again" if unheard == len(daemons) else f"for {grace}"
-        step.record(None, "deaf", f"{text}: nobody is put out {until}")
+        step.record(None, "deaf", f"{text}: nobody is evicted {until}")
         state.deaf_until = now + step.limits.rejoin_grace
     if unheard == len(daemons):
         state.deaf_until = inf
