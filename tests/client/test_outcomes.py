@@ -217,12 +217,12 @@ def test_when_it_is_committed(
     until(work.done)
     late = [TimeoutError("the result is committed, and still on its way to the device")]
 
-    def order(self: Staging, landing: Any, seconds: float | None) -> None:
+    def order(self: Staging, to_device: Any, seconds: float | None) -> None:
         if late:
             raise late.pop()
 
     monkeypatch.setattr(Staging, "order", order)
-    work._landings = [SimpleNamespace()]  # type: ignore[list-item]
+    work._to_devices = [SimpleNamespace()]  # type: ignore[list-item]
     with pytest.raises(TimeoutError, match="is committed") as caught:
         work.wait(0.01)
     assert caught.value.work.wait(20).seq == 1

@@ -219,19 +219,19 @@ def test_what_is_on_its_way_from_a_device_is_looked_at_by_several_threads(arena:
 
     class Switched(Placement):
         @property
-        def _filling(self) -> Any:  # type: ignore[override]
+        def _to_host(self) -> Any:  # type: ignore[override]
             return self.looks.pop(0) if self.looks else None
 
-        @_filling.setter
-        def _filling(self, value: Any) -> None:
+        @_to_host.setter
+        def _to_host(self, value: Any) -> None:
             self.looks = [] if value is None else [value]
 
-    filling, seen = SimpleNamespace(), list[Any]()
+    to_host, seen = SimpleNamespace(), list[Any]()
     placement = Switched(arena, (region(np.ones(10), "x"),), ())
     staging: Any = SimpleNamespace(filled=seen.append)
-    placement._staging, placement._filling = staging, filling
+    placement._staging, placement._to_host = staging, to_host
     placement.look()
-    assert seen == [filling]
+    assert seen == [to_host]
 
 
 # ---- feedback ---------------------------------------------------------------------------------------

@@ -71,9 +71,9 @@ def staged(gpu: Gpu, nbytes: int) -> float:
         staging.read(source, input_buffer.block.address, input_buffer, time.monotonic() + _SECONDS)
 
     def outward() -> None:
-        landing = staging.write(target, result_buffer.block.address, nbytes, result_buffer)
-        assert landing is not None, "no memory could be pinned"
-        assert staging.landed(landing, time.monotonic() + _SECONDS)
+        to_device = staging.write(target, result_buffer.block.address, nbytes, result_buffer)
+        assert to_device is not None, "no memory could be pinned"
+        assert staging.landed(to_device, time.monotonic() + _SECONDS)
 
     seconds = median(lambda: in_threads(lambda k: (inward, outward)[k](), 2, _SECONDS))
     staging.close()

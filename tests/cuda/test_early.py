@@ -358,7 +358,7 @@ def test_any_call_of_the_driver_may_fail_before_the_commit(shared: Any, tmp_path
             post = daemon.next_post()
             daemon.input_buffer(post)
             gpu.lib.standin_drain()
-            until(lambda work=work: not work.done() and work.placement._filling is None)
+            until(lambda work=work: not work.done() and work.placement._to_host is None)
             daemon.result_buffer(post)[:] = (2 * numbers(COUNT)).view(np.uint8)
             daemon.show(post, 1, 0, 4)
             calls = gpu.lib.standin_calls()

@@ -237,7 +237,7 @@ def test_what_was_filled_stays_filled_until_the_end(gpu: Any, cluster: Cluster) 
     x, y = ([array(gpu, np.full(5000, 10**k, np.float32)) for k in range(3)] for _ in range(2))
     first = [comms[k].all_reduce(x[k], async_op=True) for k in (0, 1)]
     for work in first:
-        wait_until(lambda work=work: not work.done() and work.placement._filling is None, 10, "it is there")
+        wait_until(lambda work=work: not work.done() and work.placement._to_host is None, 10, "it is there")
     second = [comms[k].all_reduce(y[k], async_op=True) for k in (0, 1)]
     taken = [comms[k]._connection.arena.take(1) for k in (0, 1) for _ in range(8)]  # what a next call may get
     for lease in taken:

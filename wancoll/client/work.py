@@ -14,7 +14,7 @@ from wancoll import errors
 from wancoll.client.awaiting import awaited, begin
 from wancoll.client.checks import check_seconds
 from wancoll.client.cuda.held import Holding
-from wancoll.client.cuda.staging import Landing, Staging
+from wancoll.client.cuda.staging import HostToDevice, Staging
 from wancoll.client.memory.placement import Placement
 from wancoll.client.memory.tensors import Region, leading
 from wancoll.collective import Descriptor, Kind, Receipt
@@ -74,7 +74,7 @@ class Work:
         self._out, self._blocks = out, blocks
         self.id = 0  # counts the connection's calls from 1, once posted
         self._answer: m.Result | m.Failure | None = None
-        self._landings: list[Landing] = []
+        self._to_devices: list[HostToDevice] = []
         self._told = False  # that it failed
         self.finished = False
         self.posted_at = 0.0
@@ -105,10 +105,10 @@ class Work:
             raise regret
         if isinstance(answer, m.Failure):
             raise rebuild(answer)
-        for landing in self._landings:
+        for to_device in self._to_devices:
             left = None if timeout is None else max(0.0, began + timeout - time.monotonic())
             try:
-                self._connection.staging.order(landing, left)
+                self._connection.staging.order(to_device, left)
             except errors.TimeoutError as late:
                 late.work = self
                 raise
@@ -161,8 +161,8 @@ class Work:
         if self.done() or placement is None:
             if isinstance(self._answer, m.Failure):
                 self.wait()
-            for landing in self._landings:
-                self._connection.staging.follow(landing, stream)
+            for to_device in self._to_devices:
+                self._connection.staging.follow(to_device, stream)
             return
         holding = placement.hold(stream)
         if holding is None:
@@ -180,7 +180,7 @@ class Work:
             self._connection.wait(self, max(0.0, deadline - time.monotonic()))
             if isinstance(self._answer, m.Failure):
                 raise rebuild(self._answer)
-            if not all(staging.landed(landing, deadline) for landing in self._landings):
+            if not all(staging.landed(to_device, deadline) for to_device in self._to_devices):
                 raise errors.TimeoutError("the result is committed, and still on its way to the device", work=self)
         except errors.WancollError as bad:
             regret = bad
@@ -195,8 +195,8 @@ class Work:
     def settle(self) -> None:
         """Block until wait() returns or raises at once. A failure is told by wait() alone, or by the next call."""
         self._connection.wait(self, None)
-        for landing in self._landings:
-            self._connection.staging.order(landing, None)
+        for to_device in self._to_devices:
+            self._connection.staging.order(to_device, None)
 
     def __await__(self) -> Generator[Any, Any, Receipt]:
         """Await the call in asyncio or trio, as wait() does, while other tasks run."""
@@ -237,7 +237,7 @@ class Work:
                 bad.hint = "the operation is committed; this member's tensor has undefined contents"
                 return as_failure(bad)
             else:
-                self._landings = self.placement.landings
+                self._to_devices = self.placement.to_devices
                 if self.placement.feed is not None and answer.counted:
                     rank = names.index(self._connection.place.member)
                     self.placement.feed.commit(answer.algorithm, rank, len(names))

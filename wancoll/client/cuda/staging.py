@@ -48,7 +48,7 @@ _UNPINNED_SECONDS = 60.0  # a commit waits this long for a tensor's stream, wher
 
 
 @dataclass(frozen=True, slots=True)
-class Landing:
+class HostToDevice:
     """A result on its way to a device, and how its users are ordered."""
 
     device: Device
@@ -57,7 +57,7 @@ class Landing:
 
 
 @dataclass(slots=True)
-class Filling:
+class DeviceToHost:
     """An input on its way from devices."""
 
     table: Lease  # a byte for each BLOCK of it, see Post.filled
@@ -129,7 +129,7 @@ class Staging:
         self._devices: dict[int, Device] = {}
         self._pool: Pool | None = None
         self._words: Words | None = None
-        self._fillings: list[Filling] = []  # that the driver may still use
+        self._to_hosts: list[DeviceToHost] = []  # that the driver may still use
         self._closed = self._warned = False
         self._pid = os.getpid()
 
@@ -314,7 +314,9 @@ class Staging:
         finally:
             pinned.entry.marks += flying
 
-    def fill(self, sources: Sequence[tuple[int, Region]], nbytes: int, held: Pinned, share: tuple[int, int]) -> Filling:
+    def fill(
+        self, sources: Sequence[tuple[int, Region]], nbytes: int, held: Pinned, share: tuple[int, int]
+    ) -> DeviceToHost:
         """Queue the copies of an input's tensors to the block that is *held*; returns at once.
 
         Args:
@@ -341,7 +343,7 @@ class Staging:
             filled[first:stop] = bytes(stop - first)
         ffi.memmove(ffi.cast("char *", table.block.address), filled, len(filled))
         calls = ffi.new("wc_fill[]", [(table.block.address, *each, self._arena.bell) for each in ranges])
-        filling = Filling(table, calls)
+        to_host = DeviceToHost(table, calls)
         with self._lock:
             for _, source in sources:
                 origin, device = source.device, self._devices[source.on]
@@ -350,18 +352,18 @@ class Staging:
                     self._after_its_users(device, device.inward, origin)
                     if device.last is not None:  # an earlier result for it, of which no stream knows
                         device.follow_mark(device.inward, device.last)
-            self._fillings = [each for each in self._fillings if not each.over()]
-            self._fillings.append(filling)
-            self._queue_filling(filling, found, held)
-        return filling
+            self._to_hosts = [each for each in self._to_hosts if not each.over()]
+            self._to_hosts.append(to_host)
+            self._queue_to_host(to_host, found, held)
+        return to_host
 
-    def _queue_filling(self, filling: Filling, found: list[Piece], held: Pinned) -> None:
+    def _queue_to_host(self, to_host: DeviceToHost, found: list[Piece], held: Pinned) -> None:
         """Each device copies its pieces; the first one's stream of calls follows all of them, piece by piece."""
         assert self._driver is not None
         devices = {piece.source.on: self._devices[piece.source.on] for piece in found}
         teller = devices[found[0].source.on]
         held.entry.unmarked += 1  # and stays so if an error leaves copies without a mark
-        to, told, call = held.block.address, ffi.cast("uintptr_t", ffi.addressof(lib, "wc_fill_told")), filling.calls
+        to, told, call = held.block.address, ffi.cast("uintptr_t", ffi.addressof(lib, "wc_fill_told")), to_host.calls
         for number, piece in enumerate(found):
             device = devices[piece.source.on]
             with device.current():
@@ -375,12 +377,12 @@ class Staging:
                 held.entry.marks.append(device.mark(device.inward))
         held.entry.unmarked -= 1
         with teller.current():
-            filling.mark = teller.mark(teller.telling)
+            to_host.mark = teller.mark(teller.telling)
 
-    def filled(self, filling: Filling) -> bool:
+    def filled(self, to_host: DeviceToHost) -> bool:
         """Whether the input is there. Raises DeviceError: it will not be: a device failed."""
         with self._lock:
-            return filling.mark is None or filling.mark.ready()
+            return to_host.mark is None or to_host.mark.ready()
 
     def _until(self, mark: Mark, deadline: float | None, source: Region) -> None:
         if not self._reached(mark, deadline):
@@ -440,7 +442,7 @@ class Staging:
         self, target: Region, source: int, nbytes: int, held: Lease | Pinned,
         holding: Callable[[], Holding | None] = lambda: None,
         early: Early | None = None, attempt: int = 0,
-    ) -> Landing | None:  # fmt: skip
+    ) -> HostToDevice | None:  # fmt: skip
         """Queue the copy of a result from *source*, in the block that is *held*; None: it is done. In any thread.
 
         Streams of *holding* wait for it already; it is asked for late, since another thread may have just made it. What
@@ -482,7 +484,7 @@ class Staging:
                     device.follow_mark(device.outward, mark)
                 if lasting is not None:
                     device.follow_mark(lasting, mark)
-                return Landing(device, mark, origin)
+                return HostToDevice(device, mark, origin)
             if lasting is not None:
                 device.follow(device.outward, lasting)
             mark = device.mark(device.outward)
@@ -495,14 +497,14 @@ class Staging:
                 self._driver("cuMemcpyHtoD", target.address + start, source + start, size)
         return None
 
-    def order(self, landing: Landing, seconds: float | None) -> None:
+    def order(self, to_device: HostToDevice, seconds: float | None) -> None:
         """What the caller queues from now on comes after the copies; where no stream is known the host waits for them.
 
         Raises:
             TimeoutError: that took more than *seconds*.
             DeviceError: the device fails.
         """
-        device, mark, origin = landing.device, landing.mark, landing.origin
+        device, mark, origin = to_device.device, to_device.mark, to_device.origin
         with self._lock:
             if mark.ready():
                 return
@@ -550,14 +552,14 @@ class Staging:
                 while marks and ordinal in self._devices:
                     self._devices[ordinal].forget(marks.pop())
 
-    def follow(self, landing: Landing, stream: int | None) -> None:
+    def follow(self, to_device: HostToDevice, stream: int | None) -> None:
         """What is queued on the caller's stream from now on comes after the copies."""
-        with self._lock, landing.device.current():
-            landing.device.follow_mark(stream_of(landing.origin, stream), landing.mark)
+        with self._lock, to_device.device.current():
+            to_device.device.follow_mark(stream_of(to_device.origin, stream), to_device.mark)
 
-    def landed(self, landing: Landing, deadline: float) -> bool:
+    def landed(self, to_device: HostToDevice, deadline: float) -> bool:
         """Wait for the copies; whether they were done by *deadline*."""
-        return self._reached(landing.mark, deadline)
+        return self._reached(to_device.mark, deadline)
 
     # ---- what both directions need -------------------------------------------------------------------
 
@@ -603,12 +605,12 @@ class Staging:
             idle = all(_is_idle(each, deadline) or _is_idle(each, deadline) for each in self._devices.values())
             pool, self._pool = self._pool, None
             if pool is not None and not (idle and pool.close()):
-                _abandoned.append((self._arena, self._fillings))
+                _abandoned.append((self._arena, self._to_hosts))
                 log.warning("a CUDA device still copies, or its driver fails: pinned memory is kept")
             words, self._words = self._words, None
             if words is not None and not words.close(next(iter(self._devices.values())), deadline):
                 log.warning("a stream still waits for a result, or the driver fails: a page of pinned memory is kept")
-            self._fillings = []
+            self._to_hosts = []
             while self._devices:
                 self._devices.popitem()[1].close("" if idle else "it still copied when the communicator was closed")
 
@@ -630,4 +632,4 @@ def _is_idle(device: Device, deadline: float) -> bool:
         return False
 
 
-_abandoned: list[tuple[Arena, list[Filling]]] = []  # whose memory a device may still use
+_abandoned: list[tuple[Arena, list[DeviceToHost]]] = []  # whose memory a device may still use

@@ -10,7 +10,7 @@ from wancoll.client.codecs import Feed
 from wancoll.client.cuda.early import Early, Numbers
 from wancoll.client.cuda.held import Holding, check_holdable
 from wancoll.client.cuda.pinned import Pinned
-from wancoll.client.cuda.staging import Filling, Landing, Staging
+from wancoll.client.cuda.staging import DeviceToHost, HostToDevice, Staging
 from wancoll.client.memory.arena import Arena, Block, Lease
 from wancoll.client.memory.tensors import Region
 from wancoll.errors import ArenaFull, ProtocolError
@@ -36,7 +36,7 @@ class Placement:
         share: which share of the input its schedule needs first, and of how many.
 
     Attributes:
-        landings: of results that a commit has sent on their way to devices.
+        to_devices: copies of results that a commit has sent on their way to devices.
         pause: seconds after which it pays to look again, for somebody who waits.
     """
 
@@ -58,12 +58,12 @@ class Placement:
         self._staging = staging if on_device else None
         if self._staging is not None:
             self._staging.check((*sources, *targets))
-        self.landings: list[Landing] = []
+        self.to_devices: list[HostToDevice] = []
         self._holding: Holding | None = None  # the caller's streams that wait for the result
         self._input_buffer: Lease | Pinned | None = None
         self._result_buffer: Lease | Pinned | None = None
         self._share = share
-        self._filling: Filling | None = None  # what is on its way from devices
+        self._to_host: DeviceToHost | None = None  # what is on its way from devices
         self._table: Lease | None = None  # filled lies there: each attempt reads it anew, until the operation ends
         self._swapped: Block | None = None  # the target's block, if its pages will be swapped with those of the result
         self.input_buffer = self.result_buffer = 0
@@ -144,8 +144,8 @@ class Placement:
                     late.append((at, source))
                 at += source.nbytes
             if late and self._staging is not None and isinstance(input_buffer, Pinned):
-                self._filling = self._staging.fill(late, nbytes, input_buffer, self._share)
-                self._table = self._filling.table
+                self._to_host = self._staging.fill(late, nbytes, input_buffer, self._share)
+                self._table = self._to_host.table
                 self.filled = self._table.block.offset
             if self.feed is not None:
                 self.feed.add(input_buffer.block.address)
@@ -156,10 +156,10 @@ class Placement:
         Raises:
             DeviceError: it will not.
         """
-        staging, filling, words = self._staging, self._filling, self._words  # several threads look
+        staging, to_host, words = self._staging, self._to_host, self._words  # several threads look
         result_buffer = self._result_buffer
-        if filling is not None and staging is not None and staging.filled(filling):
-            self._filling = None
+        if to_host is not None and staging is not None and staging.filled(to_host):
+            self._to_host = None
         if staging is not None and words is not None and isinstance(result_buffer, Pinned):
             now = words.copy()
             begun = [staging.begin(early, now, result_buffer) for early in self._early if early is not None]
@@ -240,8 +240,8 @@ class Placement:
     ) -> None:  # fmt: skip
         if target.device is None or self._staging is None:
             lib.wc_pages_copy(target.address, at, nbytes)
-        elif landing := self._staging.write(target, at, nbytes, result_buffer, lambda: self._holding, early, attempt):
-            self.landings.append(landing)
+        elif to_device := self._staging.write(target, at, nbytes, result_buffer, lambda: self._holding, early, attempt):
+            self.to_devices.append(to_device)
 
 
 def overlap(a: Spans, b: Spans) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 
 from wancoll.client.cuda.origin import Origin
 from wancoll.client.cuda.pinned import Pinned
-from wancoll.client.cuda.staging import Landing, Staging
+from wancoll.client.cuda.staging import HostToDevice, Staging
 from wancoll.client.memory.arena import Arena, Block, Lease
 from wancoll.client.memory.tensors import (
     POPULATE_READ,
@@ -210,7 +210,7 @@ class Incoming:
     others are copied, to devices from pinned memory. The memory is held as long as this lives. Raises ArenaFull.
 
     Attributes:
-        landings: what install() has sent on its way to devices.
+        to_devices: copies that install() has sent on its way to devices.
     """
 
     def __init__(
@@ -223,7 +223,7 @@ class Incoming:
         self._addresses: dict[int, int] = {}  # address of each stripe
         self._parts: dict[int, tuple[Lease, int, int]] = {}  # by stripe: the part of a block that it is in: from, size
         self._filled: set[tuple[Lease, int, int]] = set()  # of them those that memory was got for
-        self.landings: list[Landing] = []
+        self.to_devices: list[HostToDevice] = []
         of_tensor: dict[int, list[int]] = {}
         for number in sorted(missing):
             of_tensor.setdefault(goal.stripes[number].entry, []).append(number)
@@ -275,12 +275,12 @@ class Incoming:
             raise
 
     def _install(self) -> None:
-        self.landings = []
+        self.to_devices = []
         for target, at, held in self._copies:
             if target.device is None:
                 lib.wc_pages_copy(target.address, at, target.nbytes)
-            elif landing := self._staging.write(target, at, target.nbytes, held):
-                self.landings.append(landing)
+            elif to_device := self._staging.write(target, at, target.nbytes, held):
+                self.to_devices.append(to_device)
         for block, taken, offset, address, nbytes in self._swaps:
             if not self._arena.swap(block, taken, offset):
                 lib.wc_pages_copy(address, taken.address, nbytes)

@@ -26,7 +26,7 @@ from msgspec.structs import replace
 
 from wancoll.client.checks import check_seconds
 from wancoll.client.connection import Connection, deadline_after, seconds_left
-from wancoll.client.cuda.staging import Landing
+from wancoll.client.cuda.staging import HostToDevice
 from wancoll.client.memory.placement import Placement
 from wancoll.client.memory.tensors import Region
 from wancoll.client.syncing.state import Incoming, Tensor, content, digest_stripes, worthless
@@ -65,7 +65,7 @@ class SyncWork:
         self._turn = threading.Lock()  # one thread at a time goes on with it
         self._deadline = deadline  # of devices
         self._stalled = False  # a device did not hand a stripe over by then
-        self._landings: list[Landing] = []
+        self._to_devices: list[HostToDevice] = []
         self._won: Goal | None = None  # which the things have not been told
         self._began = time.monotonic()
         self._all_gather, self._connection, self._on_failure = all_gather, connection, on_failure
@@ -131,9 +131,9 @@ class SyncWork:
                 rest = self._answer.hint.replace("all tensors are", "the others' tensors are")
                 self._answer.hint = f"{_TORN}: call sync_state again; {rest}".rstrip("; ")
             raise self._answer
-        for landing in self._landings:
+        for to_device in self._to_devices:
             try:
-                self._connection.staging.order(landing, seconds_left(deadline))
+                self._connection.staging.order(to_device, seconds_left(deadline))
             except TimeoutError as late:
                 late.work = self
                 raise
@@ -205,7 +205,7 @@ class SyncWork:
             except DeviceError as bad:
                 bad.hint = "the state is committed; this member's tensors have undefined contents"
                 raise
-            self._landings = self._incoming.landings
+            self._to_devices = self._incoming.to_devices
         self._won = found
         return self._finished(receipt, verdict, found)
 
