@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 
 PROTOCOL_VERSION = 12
 KIB = 1024
@@ -98,6 +99,14 @@ def format_size(nbytes: float, digits: int = 0) -> str:
     whole = power == 0 or number == int(number)
     shown = f"{number:.0f}" if whole else f"{number:.{digits}g}" if digits else f"{number:.2f}"
     return f"{shown} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
+
+
+def package_version() -> str:
+    """The version of the package that runs, as it is installed."""
+    try:
+        return version("wancoll")
+    except PackageNotFoundError:
+        return "unknown"  # it runs from a source tree that is not installed
 
 
 def counted(number: int, what: str) -> str:

@@ -12,6 +12,7 @@ from math import inf
 import trio
 
 from wancoll import resources
+from wancoll.limits import package_version
 from wancoll.metrics.core import families as f
 from wancoll.wire import messages as m
 from wancoll.wire.framing import encode
@@ -83,7 +84,7 @@ class Statuses:
         return m.Status(
             term=state.term,
             uptime=now - self.started_at,
-            version=report.version(),
+            version=package_version(),
             daemons=report.daemons(state, only),
             groups=report.groups(state, now, only),
             events=[event for event in self._journal.events(STATUS_EVENTS) if not only or event.group in only],
@@ -114,5 +115,5 @@ class Statuses:
             return
         leader, why = standing_by.leader, standing_by.why
         line = f"this master stands by: {leader} leads" if leader else f"nobody is known to lead{why and ': ' + why}"
-        about = {"version": report.version(), "since": since, "groups": [], "more": 0}
+        about = {"version": package_version(), "since": since, "groups": [], "more": 0}
         yield "top", {"well": bool(leader), "line": line, "note": "", **about}

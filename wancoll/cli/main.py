@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import io
 import os
 import sys
@@ -13,6 +12,7 @@ from cyclopts import App, CycloptsError, MissingArgumentError
 
 from wancoll.cli.variables import Variables
 from wancoll.errors import ConfigError, WancollError
+from wancoll.limits import package_version
 
 COMMANDS = {  # its function below wancoll.cli, and its help
     "master": ("running.master:master", "Run the master: it tracks membership and decides commit and abort."),
@@ -40,14 +40,6 @@ EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
 
-def version() -> str:
-    """The installed package's version."""
-    try:
-        return importlib.metadata.version("wancoll")
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown (not installed)"
-
-
 def one_line(error: BaseException) -> str:
     """An error as a single line of printable text."""
     text = " ".join(str(error).split())
@@ -57,7 +49,7 @@ def one_line(error: BaseException) -> str:
 app = App(
     name="wancoll",
     help="All-reduce over many TCP connections that outlives its peers.",
-    version=version,
+    version=package_version,
     config=Variables("WANCOLL_", command=False),
 )
 for _name, (_path, _help) in COMMANDS.items():

@@ -8,11 +8,10 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 
 import trio
 
-from wancoll.limits import PROTOCOL_VERSION
+from wancoll.limits import PROTOCOL_VERSION, package_version
 from wancoll.metrics import text
 from wancoll.metrics.core import families as f
 from wancoll.metrics.core.operations import Histogram
@@ -95,16 +94,9 @@ class MetricsPort:
                 yield from text.pieces(family)
 
     def _families(self) -> Iterator[f.Family | None]:
-        about = self._source.role, _version(), str(PROTOCOL_VERSION), self._source.kernels
+        about = self._source.role, package_version(), str(PROTOCOL_VERSION), self._source.kernels
         yield f.Family(f.BUILD, [(about, 1)])
         yield f.Family(f.UPTIME, [((), trio.current_time() - self._started_at)])
         yield f.Family(f.LAG, [((), self._lag.bins)])
         yield f.Family(f.SCRAPES_REFUSED, [((), self._port.refusals.count)])
         yield from self._source.families()
-
-
-def _version() -> str:
-    try:
-        return version("wancoll")
-    except PackageNotFoundError:
-        return "unknown"

@@ -8,7 +8,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from importlib.metadata import version
 from typing import Protocol
 
 import structlog
@@ -16,7 +15,7 @@ import trio
 from msgspec.structs import replace
 
 from wancoll.errors import ConfigError, ProtocolError
-from wancoll.limits import PROTOCOL_VERSION, WITHOUT_END
+from wancoll.limits import PROTOCOL_VERSION, WITHOUT_END, package_version
 from wancoll.local import split_address, split_addresses
 from wancoll.net import clock
 from wancoll.net.ask import ask
@@ -225,7 +224,7 @@ class Control:
         config = self._config
         return m.Hello(
             PROTOCOL_VERSION, self._daemon, self._incarnation, self.addresses, config.lanes, config.site,
-            version("wancoll"), config.max_lanes, offered_congestion_controls(config.congestion_control),
+            package_version(), config.max_lanes, offered_congestion_controls(config.congestion_control),
             config.measure, self.term, self.master, self._dials, self._session if self.open else 0, self._heard,
             min(config.limits.master_grace, WITHOUT_END), self._ended,
         )  # fmt: skip

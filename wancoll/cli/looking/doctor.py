@@ -18,7 +18,6 @@ import textwrap
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
-from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
 from typing import Annotated
@@ -30,7 +29,7 @@ from wancoll.cli.asking import Asking
 from wancoll.cli.looking import advice
 from wancoll.cli.looking.advice import Finding, Plans, Way
 from wancoll.errors import ConfigError, WancollError
-from wancoll.limits import PROTOCOL_VERSION, counted
+from wancoll.limits import PROTOCOL_VERSION, counted, package_version
 from wancoll.local import split_address
 from wancoll.net.ask import ask
 from wancoll.options import Flat, between
@@ -97,7 +96,7 @@ def machine(plans: Plans) -> Iterator[Finding]:
     release = platform.release()
     numbers = [int("0" + "".join(filter(str.isdigit, part))) for part in [*release.split("."), "0", "0"][:2]]
     linux = numbers[0], numbers[1]
-    packages, problem = f"{version('wancoll')}, Python {platform.python_version()}", None
+    packages, problem = f"{package_version()}, Python {platform.python_version()}", None
     try:
         from wancoll.native.engine import kernel_name
 
@@ -180,7 +179,7 @@ def _of_master(address: str, asking: Asking, met: list[tuple[str, str]]) -> Iter
     if not isinstance(answer, m.Status):
         return
     yield advice.clock_offset(answer.clock - (before + took / 2), took / 2)
-    yield advice.version("the master", answer.version, version("wancoll"))
+    yield advice.version("the master", answer.version, package_version())
     for host in answer.hosts:
         if host.version != answer.version:
             yield advice.version(host.name, host.version, answer.version)

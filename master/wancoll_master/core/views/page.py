@@ -15,7 +15,7 @@ from math import inf
 from typing import Any
 
 from wancoll.health import LOSSES, RECENT, SILENT, HealthSum
-from wancoll.limits import format_size
+from wancoll.limits import format_size, package_version
 from wancoll.units import format_duration, format_rate
 from wancoll.wire import messages as m
 from wancoll_master.core.liveness import blame
@@ -126,7 +126,7 @@ class GroupTimeline:
                 "line": well.line,
                 "note": well.note,
                 "term": state.term,
-                "version": report.version(),
+                "version": package_version(),
                 "since": since,
                 "daemons": len(state.daemons),
                 "groups": sorted(shown),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from importlib import metadata
 from math import inf
 
 from msgspec.structs import replace
@@ -150,11 +149,3 @@ def waiting_for(state: State, group: Group, now: float, slow: Sequence[m.WaitSta
         return f"operations below {seq}, {age}"
     what = f"update_membership at operation {seq}" if entry.update else f"operation {seq}"
     return f"{names(absent)} to be done with {what}, {age}"
-
-
-def version() -> str:
-    """This program's."""
-    try:
-        return metadata.version("wancoll")
-    except metadata.PackageNotFoundError:
-        return "unknown"  # runs from a source tree that is not installed
