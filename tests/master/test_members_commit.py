@@ -288,3 +288,29 @@ def reported(collectors: str, said: dict[int, int], mids: tuple[int, ...], lost:
 def test_a_tie_about_a_huge_number_is_about_no_more_than_an_honest_member_can_lack() -> None:
     room = closed((1 << 40, NONE), (0, NONE), ops_in_flight=4, covers=2)
     assert outcome(room) == (["m0", "m1"], 0, [1, 2, 3, 4, 5, 6])
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"done": [(1, 5, UPDATE[1])]},  # a result of what has none
+        {"committed_upto": 1, "done": [(4097, 1, 1)]},  # beyond all that the others can have
+    ],
+)
+def test_what_one_reports_is_charged_to_nobody_else(ahead: bool, said: dict[str, Any]) -> None:
+    """Neither to the last who reports, nor to the master's own clock; *ahead*: the journal knows a newer epoch."""
+    room = Room(Limits(voters=0))
+    room.restarted(epoch=2, mids=(1, 2, 3, 4)) if ahead else room.restarted()
+    room.say("d1", report_of(1, **said))
+    for mid in (2, 3):
+        room.say(f"d{mid}", report_of(mid))
+    room.sleep(room.limits.rejoin_grace + 1)
+    assert {"m2", "m3"} <= set(room.names)
+    assert {"d2", "d3"} <= set(room.conns)
+
+
+def test_a_close_of_which_nobody_who_is_right_is_left() -> None:
+    words = {mid: close.Word(2, {2: (mid, 9)}) for mid in (1, 2, 3)}
+    assert close.close_epoch(words, (), 1, lambda seq: False, ()) == close.EpochOutcome(1, 1, [])
+    assert close.close_epoch({}, (), 1, lambda seq: False, ()) == close.EpochOutcome(1, 1, [])

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from wancoll.commit.tally import UPDATE, Result, Tally
+from wancoll.errors import ProtocolError
 from wancoll.wire.messages import EpochReport
 
 _COMMITTED = -1, -1  # it is committed there, longer ago than the member keeps results
@@ -42,6 +43,20 @@ def word(report: EpochReport, *, restarted: bool = False) -> Word:
     """What a report says; after a restart an earlier master may have committed what it alone collects votes for."""
     has = {seq: (digest, fingerprint) for seq, digest, fingerprint in report.done}
     return Word(report.committed, has, () if restarted else frozenset(report.collected))
+
+
+def check(report: EpochReport) -> None:
+    """Refuse a report that contradicts itself.
+
+    Raises:
+        ProtocolError: it has an operation twice, or an update_membership with a result.
+    """
+    seqs = [seq for seq, _, _ in report.done]
+    if len(set(seqs)) < len(seqs):
+        raise ProtocolError("reports impossible operations", got=f"up to {max(seqs)}, of them some twice")
+    for seq, *result in report.done:
+        if result[1] == UPDATE[1] and (*result,) != UPDATE:
+            raise ProtocolError("stands at an update_membership with a result", got=f"operation {seq}")
 
 
 class EpochOutcome(NamedTuple):
@@ -75,7 +90,7 @@ def close_epoch(
         voids: seqs that nobody can finish.
     """
     tally = _tally({mid: words[mid] for mid in stay}, base, voids)
-    top = max(base, *(each.committed for each in words.values()))
+    top = max([base, *(each.committed for each in words.values())])
     alike = _alike(words)
     sure, upto, results, seq = base, base, list[tuple[int, int, int]](), base
     for point in _points(words.values(), base, top, voids):  # all from seq + 1 to point are alike
@@ -89,8 +104,10 @@ def close_epoch(
                     break
                 # Those are lost, and count no more.
                 words = {mid: each for mid, each in words.items() if mid not in wrong}
+                if not words:
+                    return EpochOutcome(sure, upto, results)
                 alike = _alike(words)
-                top = max(base, *(each.committed for each in alike))
+                top = max(each.committed for each in alike)
             if point > top:  # only those that were wrong said that it is committed
                 won = None
             if tied:

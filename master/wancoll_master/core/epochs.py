@@ -68,10 +68,10 @@ def frozen(step: Step, member: Member, message: m.Frozen) -> None:
     if closing is None:
         return
     report = message.finished
-    seqs = [seq for seq, _, _ in report.done]
-    top = max([*seqs, *report.collected, report.committed])
-    if len(set(seqs)) < len(seqs) or top > counting.window_end(step, group):
-        raise ProtocolError("reports impossible operations", got=f"up to {max(seqs, default=0)}, of them some twice")
+    close.check(report)
+    top = max([*(seq for seq, _, _ in report.done), *report.collected, report.committed])
+    if top > counting.window_end(step, group):
+        raise ProtocolError("reports impossible operations", got=f"up to {top}")
     closing.held[member.daemon.name] += weight(report)
     closing.reports[member.mid], closing.of[member.mid] = report, member.daemon.name
     step.touch(group)

@@ -238,14 +238,13 @@ def _check(step: Step, daemon: Daemon, report: m.Report, epoch: Reported, *, fir
     elif _terms(epoch.report) != _terms(report):
         raise ProtocolError("reports another epoch than the others", got=f"epoch {report.epoch}")
     finished = report.finished
+    close.check(finished)
     seqs = [seq for seq, _, _ in finished.done]
     low, high = min(seqs, default=report.base + 1), max(seqs, default=0)
     bound = finished.committed + counting.window(step)
     small = len(epoch.daemons) < report.min_world
-    if finished.committed < report.base or low <= report.base or len(set(seqs)) < len(seqs):
-        raise ProtocolError(
-            "reports impossible operations", got=f"operations from {low}, done twice or before the epoch"
-        )
+    if finished.committed < report.base or low <= report.base:
+        raise ProtocolError("reports impossible operations", got=f"operations from {low}, before the epoch")
     if not _WHY_VOID.issuperset(void.error for void in report.voids):
         raise ProtocolError("reports impossible operations", expected=f"void for one of {sorted(_WHY_VOID)}")
     bound = max(bound, step.state.believable) if small else bound
@@ -427,7 +426,7 @@ def _decide(step: Step, group: Group, rebuild: Rebuild, newest: m.Report) -> Non
         agreed = not found.out and not found.tied
         if (agreed or (votes and not unheard)) and (not votes or len(top) <= step.limits.voters):
             group.committed = found.sure
-            _go_on(step, group, list(top.values()), votes=votes)
+            _go_on(step, group, newest, {mid: report.finished for mid, report in top.items()}, votes=votes)
             claim = max(report.committed for report in closing.reports.values())
             if claim > found.sure:  # members commit on while they report: the others are to say as much soon
                 group.current.claim = claim, step.now + step.limits.heartbeat_timeout
@@ -533,34 +532,32 @@ def _tell_updates(step: Step, group: Group, rebuild: Rebuild, sure: int) -> None
             step.send(daemon.conn, m.Updated(group.name, mid, m.UpdateOutcome(seq, epoch, list(members))))
 
 
-def _go_on(step: Step, group: Group, reports: list[m.Report], *, votes: bool) -> None:
+def _go_on(step: Step, group: Group, newest: m.Report, reports: dict[int, m.EpochReport], *, votes: bool) -> None:
     """Everyone is here and knows the same: the epoch was never interrupted."""
-    group.begin(reports[0].reason, votes=votes, window=counting.window(step))
-    for ends in reports[0].plan.avoid:
+    group.begin(newest.reason, votes=votes, window=counting.window(step))
+    for ends in newest.plan.avoid:
         group.bad_pairs[pair(*ends)] = step.now + BAD_PAIR_SECONDS
     epochs.persist(step, group)
     for member in group.members:
         told = m.Resumed(group.name, member.mid, group.epoch, step.state.term)
         step.send(member.daemon.conn, told)
     if not votes:
-        words = {report.mid: close.word(report.finished) for report in reports}
+        words = {mid: close.word(report) for mid, report in reports.items()}
         none = frozenset[int]().__contains__
         group.committed = close.close_epoch(words, words.keys(), group.committed, none, group.voids.keys()).upto
         group.current.tally.advance(group.committed)
     group.voids = {seq: void for seq, void in group.voids.items() if seq > group.committed}
-    if any(report.finished.committed < group.committed for report in reports):
+    if any(report.committed < group.committed for report in reports.values()):
         step.broadcast(group, m.Commit(group.name, group.epoch, group.committed, step.state.term))
     text = f"the master was restarted; epoch {group.epoch} goes on with {names(group.members)}"
     step.record(group, "resumed", text)
     probing.ensure_probes(step, group)
-    for report in reports if not votes else ():  # there members say again what is the master's to commit
-        head = (group.name, report.mid, report.epoch)
-        if report.mid not in step.state.members:
-            continue  # what others said has put it out
-        member = step.state.members[report.mid]
-        for one in sorted(report.finished.done):
-            if one[0] > report.finished.committed and group.epoch == report.epoch:
-                counting.vote(step, member, m.Vote(*head, *one))
+    for mid, report in reports.items() if not votes else ():  # there members say again what the master collects
+        last = counting.window_end(step, group)
+        done = sorted(one for one in report.done if group.committed < one[0] <= last)
+        for one in done[: counting.window(step)]:  # nobody honest has more; what is left out is as if it were not said
+            if mid in step.state.members and group.epoch == newest.epoch:  # else what others said has ended that
+                counting.vote(step, step.state.members[mid], m.Vote(group.name, mid, newest.epoch, *one))
     step.touch(group)
 
 
