@@ -965,10 +965,10 @@ static void test_no_memory(void)
     call c = {.id = 1, .epoch = 1, .seq = 1, .fingerprint = 7, .count = COUNT, .dtype = WC_F32, .op = WC_SUM,
               .filled = filled};
     for (int r = 0; r < 2; r++) {
-        int result = -1;
-        for (allocations = tries = 0; result < 0 && tries < FAILS; allocations = ++tries)
-            CHECK((result = post_exchange(&b, 2, r, c, input[r], result[r])) == 0 || errno == ENOMEM);
-        CHECK(result == 0 && tries > 12);
+        int posted = -1;
+        for (allocations = tries = 0; posted < 0 && tries < FAILS; allocations = ++tries)
+            CHECK((posted = post_exchange(&b, 2, r, c, input[r], result[r])) == 0 || errno == ENOMEM);
+        CHECK(posted == 0 && tries > 12);
     }
     allocations = -1;
     for (int r = 0; r < 2; r++)
