@@ -37,9 +37,9 @@ def hear(self, sender, note):  # whoever says that it has finished an operation 
 
 def prepare(schedule, links, **rest):  # the last piece of the result that it passes on is its own input
     steps = list(schedule.steps)
-    last = [i for i, one in enumerate(steps) if one.direction is Direction.send and one.left.buffer is Buffer.back]
+    last = [i for i, one in enumerate(steps) if one.direction is Direction.send and one.left.buffer is Buffer.result]
     if last:
-        steps[last[-1]] = steps[last[-1]]._replace(left=Place(Buffer.front, steps[last[-1]].start))
+        steps[last[-1]] = steps[last[-1]]._replace(left=Place(Buffer.input, steps[last[-1]].start))
     return real_prepare(schedule._replace(steps=tuple(steps)), links, **rest)
 
 

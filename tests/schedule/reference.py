@@ -50,7 +50,7 @@ def execute(
         dtype: what the elements are.
         op: the reduce op.
         codec: of what the schedules encode.
-        back_bytes: size of each rank's result; None: that of its input.
+        result_bytes: size of each rank's result; None: that of its input.
         noise: two keys for each rank, of stochastic rounding: for measured encodes, and for all others. None: nearest.
         order: seed of a random order of all that may happen next; None: one rank after the other, as far as it comes.
         cut: steps are done in parts, cut at multiples of that many bytes of the whole; 0: in one piece.

@@ -84,8 +84,8 @@ class Cover:
     operation, which the engine's attempts refer to.
 
     Args:
-        front_bytes: of the zeros.
-        back_bytes: of the result.
+        input_bytes: of the zeros.
+        result_bytes: of the result.
     """
 
     def __init__(self, input_bytes: int, result_bytes: int) -> None:
