@@ -108,6 +108,8 @@ class Judge:
                 durable = mid < journal.next_mid
             case Send(_, m.Evicted(reason=reason)) if reason.startswith("the group forms anew"):
                 durable = True  # of a group that this master knows nothing of; when it was decided nobody had come
+            case Send(_, m.Evicted()) if known is None and self._forgotten:
+                durable = True  # the group was lost with the journal, and no epoch of it was told since
             case Send(conn, m.Evicted(mid=mid)) if self._world.members_at(master):
                 durable = known is not None and (mid not in known.mids or self._world.all_out(master, known.mids))
                 durable = durable or self._world.another_has(master, conn, mid)
@@ -139,9 +141,11 @@ class Judge:
         if len(names) == 1:
             self._alone |= {(life, seq) for seq in range(self.told_commit.get(life, 0) + 1, epoch.committed_upto + 1)}
         if epoch.passed:  # in the epoch before (C11)
-            before = max((number for of, number in self._numbers if of == life and number < epoch.epoch), default=0)
+            before = sorted(number for of, number in self._numbers if of == life and number < epoch.epoch)
+            # The newest one may have been heard by nobody who goes on, if it was lost with the journal.
+            before = before if life in self._forgotten else before[-1:] or [0]
             for seq in range(self._decided.get((epoch.term, life), 0) + 1, epoch.committed_upto + 1):
-                self._committed_in.setdefault((life, seq), set()).add(before)
+                self._committed_in.setdefault((life, seq), set()).update(before)
         self._rises(life, epoch.term, epoch.epoch, epoch.committed_upto)
 
     def _may_begin(self, name: str) -> None:

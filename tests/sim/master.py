@@ -127,7 +127,7 @@ class Master(Process):
         journal, world = self._journal, self.world
         self._held.clear()
         self._kept = {}
-        self._writes.clear()
+        self._writes = deque()  # what is on its way to the store answers to the one of before
         self._asked = self._written = 0
         self._closing = set()
         lacks = journal.open(world.nobody_is_out_unheard())
@@ -299,7 +299,7 @@ class Master(Process):
 
     def _write_next(self) -> None:
         """One write at a time, there and back: it is carried out at the store even if this master dies meanwhile."""
-        opened, what, journal = self.opened, self._writes[0], self._journal
+        writes, what, journal = self._writes, self._writes[0], self._journal
         losses = journal.losses
         until = self.clock.now + self.world.limits.heartbeat_timeout
 
@@ -321,7 +321,7 @@ class Master(Process):
             self.after(self.world.write_delay(), answer)
 
         def unanswered() -> None:
-            if opened != self.opened:
+            if writes is not self._writes:
                 return  # of the time before it started over
             if self.clock.now > until:
                 refused()
@@ -329,18 +329,18 @@ class Master(Process):
                 self.after(_AGAIN, write)
 
         def refused() -> None:
-            if opened == self.opened:
+            if writes is self._writes:
                 self._fenced()
 
         def answered() -> None:
-            if opened != self.opened:
+            if writes is not self._writes:
                 return
-            self._writes.popleft()
+            writes.popleft()
             self._written += 1
             for ready in self._held.release(self._written):
                 self._tell(ready)
             self._flush_or_die(cut=False)
-            if self._writes:
+            if writes:
                 self._write_next()
 
         write()
