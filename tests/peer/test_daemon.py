@@ -335,8 +335,8 @@ async def test_who_speaks_another_version_is_refused_and_nobody_leaves_for_it(tm
         asked = m.Attach(version, "h", "late", 1, 1, 1) if what == "attach" else m.AskToLeave(version, "", "", 0.0, "")
         await other.say(asked)
         said = await other.hear(m.Failure)
-        assert (said.error, said.what) == ("ProtocolError", "speaks another protocol version")
-        assert (said.expected, said.got) == (str(PROTOCOL_VERSION), str(version))
+        assert (said.error, said.what) == ("ProtocolError", "speaks another version of the protocol")
+        assert (said.expected, said.got) == (f"version {PROTOCOL_VERSION}", str(version))
         await other.stream.aclose()
         await master.say(m.Commit("g", 1, seq, 1))
         assert (await busy.hear(m.Result)).id == 1

@@ -12,7 +12,6 @@ from msgspec.structs import replace
 
 from wancoll.errors import ConfigError, ProtocolError
 from wancoll.failpoints import PEER
-from wancoll.limits import PROTOCOL_VERSION
 from wancoll.net.contain import contained
 from wancoll.net.listen import Handshakes, Sparing, whose
 from wancoll.net.stream import Stream
@@ -94,7 +93,7 @@ class FrontDoor:
         elif isinstance(first, m.AskToLeave):
             await self._leave(client, first)
         elif isinstance(first, m.Attach):
-            _check_protocol(first.protocol)
+            m.check_protocol(first, "client")
             if (over := self._daemon.ending or self._daemon.leaving) is not None:
                 client.send(encode(over))
                 return
@@ -153,7 +152,7 @@ class FrontDoor:
 
     async def _leave(self, client: Stream, ask: m.AskToLeave) -> None:
         """Let them leave, say Ok when they have; the connection of who asked for the daemon's end ends with that."""
-        _check_protocol(ask.protocol)
+        m.check_protocol(ask, "client")
         asked = self._daemon.ask_to_leave(ask)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(client.write_queue)
@@ -196,10 +195,3 @@ class FrontDoor:
                 got=f"{arm.action} at {arm.name}",
             )
         return m.Ok()
-
-
-def _check_protocol(theirs: int) -> None:
-    if theirs != PROTOCOL_VERSION:
-        raise ProtocolError(
-            "speaks another protocol version", who="client", expected=str(PROTOCOL_VERSION), got=str(theirs)
-        )

@@ -27,11 +27,10 @@ import struct
 from typing import NamedTuple
 
 from wancoll.errors import ProtocolError
-from wancoll.wire.messages import Vote
+from wancoll.wire.messages import MOST, Vote
 
 _LAYOUT, _ROUND_LAYOUT = struct.Struct("<BQQQQQ"), struct.Struct("<BQQ")
 _KIND, _ROUND_KIND, _ASK_KIND = 1, 2, 3
-_MOST = 1 << 62  # as of all numbers on the wire
 ROUND_BITS = 16
 ROUNDS = 1 << ROUND_BITS  # of an epoch, at most
 NOTE_BYTES = _LAYOUT.size
@@ -65,20 +64,18 @@ def unpack(data: bytes, group: str, mid: int) -> Vote | NewRound | Ask:
     Raises:
         ProtocolError: it is none.
     """
-    if len(data) == _ROUND_LAYOUT.size and data[0] == _ROUND_KIND:
-        begun = NewRound(*_ROUND_LAYOUT.unpack(data)[1:])
-        if begun.epoch > _MOST or begun.number >= ROUNDS:
-            raise ProtocolError("sent an impossible note", expected=f"less than {ROUNDS} rounds", got=str(begun))
-        return begun
-    if len(data) == _ROUND_LAYOUT.size and data[0] == _ASK_KIND:
-        ask = Ask(*_ROUND_LAYOUT.unpack(data)[1:])
-        if max(ask) > _MOST:
-            raise ProtocolError("sent an impossible note", expected=f"numbers up to {_MOST}", got=str(ask))
-        return ask
-    if len(data) != NOTE_BYTES or data[0] != _KIND:
+    note: Vote | NewRound | Ask
+    counted: tuple[int, ...]  # that are no bits
+    kind = data[0] if data else 0
+    if kind == _KIND and len(data) == NOTE_BYTES:
+        _, epoch, committed, seq, digest, fingerprint = _LAYOUT.unpack(data)
+        note, counted = Vote(group, mid, epoch, seq, digest, fingerprint, committed), (epoch, committed, seq)
+    elif kind in (_ROUND_KIND, _ASK_KIND) and len(data) == _ROUND_LAYOUT.size:
+        _, epoch, number = _ROUND_LAYOUT.unpack(data)
+        note, counted = NewRound(epoch, number) if kind == _ROUND_KIND else Ask(epoch, number), (epoch, number)
+    else:
         raise ProtocolError("sent no note", expected=f"{NOTE_BYTES} bytes of kind {_KIND}", got=data[:64].hex())
-    _, epoch, committed, seq, digest, fingerprint = _LAYOUT.unpack(data)
-    if max(epoch, committed, seq) > _MOST:
-        told = f"{epoch}, {committed}, {seq}"
-        raise ProtocolError("sent an impossible note", expected=f"numbers up to {_MOST}", got=told)
-    return Vote(group, mid, epoch, seq, digest, fingerprint, committed)
+    if max(counted) > MOST or (kind == _ROUND_KIND and counted[1] >= ROUNDS):
+        expected = f"numbers up to {MOST}, and less than {ROUNDS} rounds"
+        raise ProtocolError("sent an impossible note", expected=expected, got=str(counted))
+    return note

@@ -44,7 +44,7 @@ from math import inf
 from typing import Any
 
 from wancoll.errors import ProtocolError
-from wancoll.limits import PROTOCOL_VERSION, Limits, counted, few
+from wancoll.limits import Limits, counted, few
 from wancoll.wire import messages as m
 from wancoll.wire.kept import counts
 from wancoll_master.core import counting, epochs, losses, p2p, rebuilding, reserved
@@ -209,22 +209,21 @@ def _first_message(step: Step, event: Received) -> None:
     conn, message = event.conn, event.message
     if isinstance(message, m.Hello) and name_conflicts.waits(step.state, conn):
         raise ProtocolError("introduces itself twice", got="Hello")
+    if isinstance(message, m.StatusRequest | m.AskElection | m.Evict | m.AskToLeave):
+        m.check_protocol(message)
     if isinstance(message, m.StatusRequest):
-        _status(step, event, message)
+        _status(step, event)
         step.close(conn, "")
     elif isinstance(message, m.AskElection):
-        _check_protocol(message.protocol)
         step.ready.answers.append(Send(conn, presence.welcome(step, None)))
         step.close(conn, "")
     elif isinstance(message, m.Evict):
-        _check_protocol(message.protocol)
         operators.evict(step, conn, message)
     elif isinstance(message, m.AskToLeave):
-        _check_protocol(message.protocol)
         operators.ask_to_leave(step, conn, message)
     elif isinstance(message, m.Hello):
         try:
-            _check_protocol(message.protocol)
+            m.check_protocol(message)
             announced.check(message.addresses, event.source, step.state.announce)
         except ProtocolError as bad:
             newcomer = not (message.master or message.term)  # for it no wait makes that right
@@ -234,14 +233,6 @@ def _first_message(step: Step, event: Received) -> None:
         _hello(step, conn, message)
     else:
         raise ProtocolError("did not introduce itself", expected="Hello first", got=type(message).__name__)
-
-
-def _check_protocol(theirs: int) -> None:
-    if theirs != PROTOCOL_VERSION:
-        raise ProtocolError(
-            "speaks another version of the protocol", expected=f"version {PROTOCOL_VERSION}", got=str(theirs),
-            hint="run the same wancoll version everywhere",
-        )  # fmt: skip
 
 
 def _hello(step: Step, conn: int, hello: m.Hello) -> None:
@@ -285,8 +276,7 @@ def _hello(step: Step, conn: int, hello: m.Hello) -> None:
     step.record(None, "daemon", f"daemon {daemon.name} is here, version {hello.version}, lanes at {where}")
 
 
-def _status(step: Step, event: Received, request: m.StatusRequest) -> None:
-    _check_protocol(request.protocol)
+def _status(step: Step, event: Received) -> None:
     groups = event.identity.groups if event.identity is not None else ()
     step.ready.answers.append(SendStatus(event.conn, groups))
 
@@ -346,7 +336,8 @@ def _from_daemon(step: Step, daemon: Daemon, event: Received) -> None:
             for group in measuring.take(step, daemon, message):
                 step.touch(group)
         case m.StatusRequest():
-            _status(step, event, message)
+            m.check_protocol(message)
+            _status(step, event)
         case _:
             raise ProtocolError("introduces itself twice", got=type(message).__name__)
 

@@ -7,6 +7,9 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from wancoll.errors import ProtocolError
+from wancoll.limits import PROTOCOL_VERSION
+
 MOST = 1 << 62  # of all that is counted: ids, epochs, terms, operations, bytes (R19)
 Number = Annotated[int, Meta(ge=0, le=MOST)]
 Bits = Annotated[int, Meta(ge=0)]  # any 64: digests, identities, tags; they are compared, never counted
@@ -31,3 +34,12 @@ class First(Message, frozen=True):
     """Base of what is said before anything else: in which version of the *protocol*."""
 
     protocol: int
+
+
+def check_protocol(first: First, who: str = "") -> None:
+    """Raise ProtocolError unless *first*, which *who* has sent, is of this version's protocol."""
+    if first.protocol != PROTOCOL_VERSION:
+        raise ProtocolError(
+            "speaks another version of the protocol", who=who, expected=f"version {PROTOCOL_VERSION}",
+            got=str(first.protocol), hint="run the same wancoll version everywhere",
+        )  # fmt: skip

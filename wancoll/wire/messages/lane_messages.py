@@ -51,6 +51,4 @@ class LaneRefused(Message, frozen=True):
 
 
 LaneFirst = LaneHello | ProbeHello
-
-
 LaneAnswer = LaneWelcome | LaneRefused

@@ -197,37 +197,9 @@ class Bye(Message, frozen=True):
     final: bool = False  # this daemon, a newcomer, must not come back: another one has its name
 
 
-# For members; all have a group. The rest is for daemons.
-ToMember = (
-    Joined
-    | Refused
-    | Epoch
-    | EpochChange
-    | Commit
-    | Resumed
-    | Updated
-    | Abort
-    | Cover
-    | Matched
-    | Settled
-    | Evicted
-    | Waited
-    | Redial
-)
-
-
+_OfEpoch = Commit | Epoch | EpochChange | Abort | Resumed | Updated | Evicted
+_OfMember = Joined | Refused | Cover | Matched | Settled | Waited | Redial
+ToMember = _OfEpoch | _OfMember  # all have a group
 AnswersOfTrust = AuthorityIs | Enrolled | Tokens | RotationIs
-FromMaster = (
-    Welcome
-    | Pong
-    | ToMember
-    | Probe
-    | MeasureLink
-    | AskToLeave
-    | Status
-    | EvictAnswer
-    | AnswersOfTrust
-    | StandsBy
-    | Bye
-    | Ok
-)
+_ToDaemon = Welcome | StandsBy | Bye | Pong | Probe | MeasureLink | AskToLeave
+FromMaster = ToMember | _ToDaemon | AnswersOfTrust | Status | EvictAnswer | Ok

@@ -332,32 +332,8 @@ class LinkReport(Message, frozen=True):
     lanes: Annotated[int, Meta(ge=0, le=256)] = 0  # busy ones per link when uplink was seen
 
 
-FromPeer = (
-    Hello
-    | Join
-    | AskPlace
-    | Leave
-    | Ended
-    | Stopping
-    | Heartbeat
-    | Vote
-    | LinkDown
-    | Waits
-    | Mismatch
-    | GiveUp
-    | Grace
-    | Frozen
-    | Differs
-    | Written
-    | P2PCall
-    | P2PDone
-    | Report
-    | ProbeResult
-    | LinkReport
-    | StatusRequest
-    | AskElection
-    | Evict
-    | AskToLeave
-    | Arm
-    | AboutTrust
-)
+_OfDaemon = Hello | Stopping | Heartbeat | Ended | LinkReport | ProbeResult
+_OfPlace = Join | AskPlace | Leave | Report
+_OfEpoch = Vote | LinkDown | Waits | Mismatch | GiveUp | Grace | Frozen | Differs | Written | P2PCall | P2PDone
+_Asked = StatusRequest | AskElection | Evict | AskToLeave | Arm | AboutTrust
+FromPeer = _OfEpoch | _OfDaemon | _OfPlace | _Asked
