@@ -6,6 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from typing import TypeVar
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 PROTOCOL_VERSION = 12
 KIB = 1024
@@ -117,3 +121,11 @@ def counted(number: int, what: str) -> str:
 def few(names: Sequence[str], most: int = 8) -> str:
     """The first of them for a reader, and how many more there are."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def keep_newest(known: dict[K, V], key: K, value: V, most: int) -> None:
+    """Put *value* last into *known*, and drop the first, which is oldest, where there are more than *most*."""
+    known.pop(key, None)
+    known[key] = value
+    if len(known) > most:
+        del known[next(iter(known))]

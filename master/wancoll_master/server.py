@@ -283,12 +283,12 @@ class Server:
             said = encode(answer.message) if isinstance(answer, Send) else self._statuses.frame(state, answer)
             self._connections.put(answer.conn, said)
         for one in ready.log:
-            self._statuses.count(one)
+            self._statuses.counts.count(one)
             say = log.warning if one.kind in _WARNINGS else log.info
             written = self._of_kinds[one.kind].say(say, one.kind, group=one.group, epoch=one.epoch, text=one.text)
             if written and one.kept:
                 event = m.EventRecord(time.time(), one.group, one.epoch, one.kind, one.text)
-                self._statuses.note(event)
+                self._statuses.timeline.note(event)
                 self._write(partial(self._journal.add, event))
         if ready.persist is not None:
             self._failpoints.hit("before_persist")
@@ -377,8 +377,7 @@ class Server:
     def _count_refused(self, message: m.FromPeer) -> None:
         """What the state machine does for all that comes to it."""
         if self.state is not None:
-            kind = type(message).__name__
-            self.state.refused[kind] = self.state.refused.get(kind, 0) + 1
+            self.state.refused[type(message).__name__] += 1
 
     def _write(self, write: Callable[[], None]) -> None:
         """Write to the journal: a full disk is no reason to stop the training that runs."""
@@ -419,7 +418,7 @@ class Server:
     async def keep_time(self) -> None:
         """Task: a Tick at every deadline."""
         while True:
-            deadline = membership.next_deadline(self.state) if self.state is not None else inf
+            deadline = self.state.deadline if self.state is not None else inf
             with trio.CancelScope(deadline=deadline) as self._alarm:
                 await trio.sleep_forever()
             self.apply(Tick())

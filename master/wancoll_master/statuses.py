@@ -12,11 +12,11 @@ from math import inf
 import trio
 
 from wancoll import resources
-from wancoll.limits import package_version
+from wancoll.limits import keep_newest, package_version
 from wancoll.metrics.core import families as f
 from wancoll.wire import messages as m
 from wancoll.wire.framing import encode
-from wancoll_master.core.ready import Record, SendStatus
+from wancoll_master.core.ready import SendStatus
 from wancoll_master.core.state import State
 from wancoll_master.core.views import master_metrics, page, report
 from wancoll_master.store.journal import Journal
@@ -40,22 +40,14 @@ class Statuses:
         self.started_at = trio.current_time()
         self._newest: dict[tuple[str, ...], tuple[bytes, float]] = {}  # by groups: the frame, until when new enough
         self._credit, self._spent_at = _BURST, self.started_at  # seconds that may go into making them
-        self._counts = master_metrics.Events()
-        self._timeline = page.GroupTimeline()
+        self.counts = master_metrics.Events()  # of what happens
+        self.timeline = page.GroupTimeline()  # of what is written down
         for event in journal.events(page.EVENTS):
-            self._timeline.note(event)
+            self.timeline.note(event)
 
     def forget(self) -> None:
         """Another state is looked at from now on."""
         self._newest.clear()
-
-    def count(self, record: Record) -> None:
-        """An event happened."""
-        self._counts.count(record)
-
-    def note(self, event: m.EventRecord) -> None:
-        """An event was written down."""
-        self._timeline.note(event)
 
     def frame(self, state: State, ask: SendStatus) -> bytes:
         """The answer to *ask*: the state now, with what the question has just changed, if that takes little time.
@@ -63,16 +55,14 @@ class Statuses:
         An asker that asks over and over, or while much time went into answers lately, gets the newest one.
         """
         began = trio.current_time()
-        frame, until = self._newest.pop(ask.groups, (b"", -inf))
+        frame, until = self._newest.get(ask.groups, (b"", -inf))
         self._credit = min(_BURST, self._credit + (began - self._spent_at) * _SHARE)
         self._spent_at = began
         if began >= until or (self._credit > 0 and ask.conn not in state.connections):
             frame = encode(self._status(state, ask.groups))
             took = trio.current_time() - began
             self._credit, until = self._credit - took, began + took / _SHARE
-        self._newest[ask.groups] = frame, until
-        if len(self._newest) > _KEPT:
-            del self._newest[next(iter(self._newest))]
+        keep_newest(self._newest, ask.groups, (frame, until), _KEPT)
         return frame
 
     def _status(self, state: State, only: tuple[str, ...]) -> m.Status:
@@ -102,7 +92,7 @@ class Statuses:
 
     def families(self, state: State | None) -> Iterator[f.Family | None]:
         """Metrics of what has happened and of what is so; None is a pause."""
-        yield from self._counts.families()
+        yield from self.counts.families()
         if state is not None:
             yield from master_metrics.of(state, trio.current_time())
 
@@ -111,7 +101,7 @@ class Statuses:
         now, wall = trio.current_time(), time.time()
         since = round(wall - (now - self.started_at))
         if state is not None:
-            yield from self._timeline.look(state, now, wall, since=since)
+            yield from self.timeline.look(state, now, wall, since=since)
             return
         leader, why = standing_by.leader, standing_by.why
         line = f"this master stands by: {leader} leads" if leader else f"nobody is known to lead{why and ': ' + why}"

@@ -196,7 +196,7 @@ def losses(members: int, *, far: bool) -> list[Bar]:
     for _ in range(12):  # the others are heard, the site is not
         crowd.now += crowd.limits.heartbeat_interval
         crowd.beat(list(crowd.conns)[half_of_them:])
-        if crowd.now >= membership.next_deadline(crowd.state):
+        if crowd.now >= crowd.state.deadline:
             crowd.measured()
             crowd.step(Tick())
             if crowd.cost.epochs:

@@ -6,7 +6,6 @@ import pytest
 
 from tests.bench import crowd
 from tests.bench.crowd import Crowd
-from wancoll_master.core import membership
 from wancoll_master.core.ready import Tick
 
 MANY = 200
@@ -46,7 +45,7 @@ def test_a_site_that_falls_silent_is_one_epoch(far: Crowd) -> None:
     for _ in range(9):
         far.now += far.limits.heartbeat_interval
         far.beat(stay)
-        if far.now >= membership.next_deadline(far.state):
+        if far.now >= far.state.deadline:
             far.step(Tick())
     assert (far.group.epoch, len(far.group.members)) == (epoch + 1, MANY // 2)
 

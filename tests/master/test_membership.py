@@ -9,7 +9,6 @@ from wancoll.commit.tally import UPDATE
 from wancoll.limits import PROTOCOL_VERSION, Limits
 from wancoll.wire import messages as m
 from wancoll.wire.epochs import applied
-from wancoll_master.core import membership
 from wancoll_master.core.ready import Announce, Ready, Received, frames, tellings
 
 
@@ -104,10 +103,10 @@ def test_what_is_stale_or_void_changes_nothing(room, message):
     assert room.epoch == 1
 
 
-def test_next_deadline_moves_with_the_state(room):
-    assert membership.next_deadline(room.state) == float("inf")
+def test_the_deadline_moves_with_the_state(room):
+    assert room.state.deadline == float("inf")
     room.step(Received(50, m.Hello(PROTOCOL_VERSION, "d0", 1, ["a:1"], 1, "", "v")))
-    assert membership.next_deadline(room.state) == room.now + room.limits.heartbeat_timeout
+    assert room.state.deadline == room.now + room.limits.heartbeat_timeout
 
 
 @pytest.mark.parametrize(

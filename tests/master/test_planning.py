@@ -11,7 +11,6 @@ from tests.master.transcript import GROUP, Room
 from wancoll.limits import KIB, PROTOCOL_VERSION
 from wancoll.schedule.cost import AVAILABLE, chosen
 from wancoll.wire import messages as m
-from wancoll_master.core import membership
 from wancoll_master.core.liveness.link_faults import BAD_PAIR_SECONDS
 from wancoll_master.core.paths.measuring import BURST_WAIT, SMALL, WAIT
 from wancoll_master.core.ready import Received
@@ -483,4 +482,4 @@ def test_the_clock_is_set_for_everything_that_is_waited_for(net):
     net.arrive("d0", "d1")
     net.join("m0", start=2)
     net.join("m1", start=2)
-    assert membership.next_deadline(net.state) <= net.now + WAIT
+    assert net.state.deadline <= net.now + WAIT

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wancoll_master.plan.ring_search import search
-from wancoll_master.plan.topology import EXACT_BEST, best_ring, better_ring, pair, rate, ring_order
+from wancoll_master.plan.topology import EXACT_BEST, best_ring, better_ring, pair, rated, ring_order
 
 Matrix = list[list[float]]
 
@@ -151,7 +151,7 @@ def test_the_search_ends_soon_and_says_the_same_each_time():
     first = best_ring(range(count), bandwidth, bandwidth)
     assert time.perf_counter() - began < 10  # a fraction of a second; a budget that does not bind takes minutes
     assert first == best_ring(range(count), bandwidth, bandwidth)
-    assert first.bottleneck > rate(range(count), bandwidth, bandwidth).bottleneck
+    assert first.bottleneck > rated(range(count), range(count), bandwidth, bandwidth).bottleneck
 
 
 def test_no_ring_without_forbidden_edges():

@@ -165,7 +165,7 @@ class Crowd:
             for peer in self._conns.values():
                 peer.say(m.Heartbeat(1))
             self.run()
-            while membership.next_deadline(self._state) <= self.now:
+            while self._state.deadline <= self.now:
                 self._step(Tick())
                 self.run()
 

@@ -364,7 +364,7 @@ class Master(Process):
                     end.send(self.world.wire(message, m.FromMaster))
 
     def _arm(self) -> None:
-        at = membership.next_deadline(self.state)
+        at = self.state.deadline
         if at < self._tick_at or self._tick is None:
             if self._tick is not None:
                 self._tick.cancel()
@@ -375,7 +375,7 @@ class Master(Process):
     def _ticked(self) -> None:
         self._tick, self._tick_at = None, float("inf")
         self.apply(Tick())
-        late = membership.next_deadline(self.state)
+        late = self.state.deadline
         assert not self.alive or late > self.clock.now, "a tick left something undone"
 
     # ---- connections ---------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from wancoll import resources
 from wancoll.errors import ConfigError, ProtocolError
 from wancoll.failpoints import Failpoints
+from wancoll.limits import keep_newest
 from wancoll.local import default_socket, default_state, join_address
 from wancoll.metrics.core.operations import Operations
 from wancoll.metrics.listeners import listeners
@@ -362,9 +363,7 @@ class Daemon:
     def _remember(self, session: Session) -> None:
         """The session's member may be over."""
         if session.member.over and session.member.mid:
-            self._ended[session.member.mid] = session.member.group
-            if len(self._ended) > _MOST_ENDED:
-                del self._ended[next(iter(self._ended))]
+            keep_newest(self._ended, session.member.mid, session.member.group, _MOST_ENDED)
 
     def _master_lost(self, reason: str, *, live: bool) -> None:
         """No connection, or no longer (*live*); ops go on until master_grace is over."""

@@ -19,7 +19,7 @@ from wancoll.collective import DATALESS, SAME_RESULT, Kind
 from wancoll.commit.tally import UPDATE
 from wancoll.errors import ConfigError, ProtocolError
 from wancoll.failpoints import Failpoints
-from wancoll.limits import WORD, blocks
+from wancoll.limits import WORD, blocks, keep_newest
 from wancoll.metrics.core.operations import Operations, Recovery
 from wancoll.native.engine import Done, Engine, Hearers, Prepared, hash_at
 from wancoll.net.contain import contained, met_a_bug
@@ -636,9 +636,7 @@ class Session:
     def _prepare(self, resolved: ResolvedCall, view: EpochView, channel: int) -> Prepared:
         """The op's schedule in the engine's terms; kept, since training repeats its shapes."""
         plan, call = view.epoch.plan, resolved.descriptor
-        if len(self._prepared) >= _SHAPES_KEPT:
-            self._prepared.pop(next(iter(self._prepared)))
-        ready = self._prepared[resolved] = self._daemon.engine.prepare(
+        ready = self._daemon.engine.prepare(
             resolved.schedule,
             self.links.numbers(channel),
             dtype=call.dtype,
@@ -654,6 +652,7 @@ class Session:
             codec=call.codec,
             stochastic=call.rounding == "stochastic",
         )
+        keep_newest(self._prepared, resolved, ready, _SHAPES_KEPT)
         return ready
 
     # ---- events from the engine ----------------------------------------------------------------------

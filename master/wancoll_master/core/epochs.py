@@ -27,7 +27,7 @@ from msgspec.structs import replace as structs_replace
 
 from wancoll.commit import close
 from wancoll.errors import ProtocolError
-from wancoll.limits import DEFAULT, counted
+from wancoll.limits import DEFAULT, counted, keep_newest
 from wancoll.wire import messages as m
 from wancoll.wire.epochs import brief
 from wancoll_master.core import counting, losses, reserved
@@ -249,10 +249,8 @@ def persist(step: Step, group: Group) -> None:
     used = Used(group.epoch, frozenset(member.mid for member in group.members), group.committed, voids, alone, former)
     state.inherited.discard(group.name)
     state.alone.pop(group.name, None)
-    state.used.pop(group.name, None)
-    state.used[group.name] = step.persist().groups[group.name] = used
-    if len(state.used) > step.limits.groups_known:
-        del state.used[next(iter(state.used))]
+    step.persist().groups[group.name] = used
+    keep_newest(state.used, group.name, used, step.limits.groups_known)
 
 
 def _form(step: Step, group: Group) -> bool:
@@ -310,10 +308,9 @@ def _nobody_left(step: Step, group: Group) -> None:
     step.state.used[name] = step.persist().groups[name] = used  # with who has stopped since it began
     if used.former and used.alone:
         heard = [one.daemon.heard_at if one.daemon else step.now for one in out]
-        until = step.state.alone[name] = reserved.alone_until(step, name, max(heard, default=step.now))
+        until = reserved.alone_until(step, name, max(heard, default=step.now))
+        keep_newest(step.state.alone, name, until, step.limits.groups_known)
         step.alarm(until)
-        if len(step.state.alone) > step.limits.groups_known:
-            del step.state.alone[next(iter(step.state.alone))]
 
 
 def _pass_update(step: Step, group: Group) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from wancoll.limits import keep_newest
 from wancoll.wire import messages as m
 from wancoll_master.core import reserved
 from wancoll_master.core.paths import measuring
@@ -37,9 +38,7 @@ def stop(step: Step, group: Group, reason: str, ask: int = 0) -> Closing:
 
 def remember(step: Step, fate: m.Evicted) -> None:
     """What the member is told should it report."""
-    step.state.missing[fate.group, fate.mid] = fate
-    if len(step.state.missing) > step.limits.members_missing:
-        del step.state.missing[next(iter(step.state.missing))]
+    keep_newest(step.state.missing, (fate.group, fate.mid), fate, step.limits.members_missing)
 
 
 def lose(step: Step, gone: Mapping[Member, str], kind: str, *, tell: bool, cause: str = "") -> None:
@@ -102,11 +101,9 @@ def end_daemons(step: Step, ended: Mapping[Daemon, str], kind: str, *, close: bo
 
 def keep_fate(step: Step, daemon: Daemon, evicted: m.Evicted) -> None:
     """A message may be lost with its connection: the daemon is told again when it introduces itself again (R8)."""
-    gone = step.state.gone
-    fates = gone.pop((daemon.name, daemon.incarnation), [])
-    gone[daemon.name, daemon.incarnation] = [*fates, evicted][-step.limits.group_members :]
-    if len(gone) > step.limits.daemons_gone:
-        del gone[next(iter(gone))]
+    gone, told = step.state.gone, (daemon.name, daemon.incarnation)
+    fates = [*gone.get(told, ()), evicted][-step.limits.group_members :]
+    keep_newest(gone, told, fates, step.limits.daemons_gone)
 
 
 def tell_fates(step: Step, daemon: Daemon) -> list[m.Evicted]:

@@ -122,11 +122,6 @@ def new_state(
     )
 
 
-def next_deadline(state: State) -> float:
-    """When the shell must call step() with a Tick (inf: not at all). May only move earlier between ticks."""
-    return state.deadline
-
-
 def step(state: State, now: float, event: Event, planner: Planner) -> Ready:
     """Take in one event.
 
@@ -190,7 +185,8 @@ def _take(this: Step, event: Event) -> None:
 def _refuse(step: Step, daemon: Daemon | None, event: Received, why: Refusal) -> None:
     """Answer who may not say it, in the way that it understands; the 1st, 2nd, 4th, 8th, ... of a kind is recorded."""
     message, kind = event.message, type(event.message).__name__
-    step.state.refused[kind] = times = step.state.refused.get(kind, 0) + 1
+    step.state.refused[kind] += 1
+    times = step.state.refused[kind]
     if times & (times - 1) == 0:
         step.record(None, "refused", f"{why.who} {why}; {times} times {kind} so far", kept=False)
     if isinstance(message, m.Join) and daemon is not None:

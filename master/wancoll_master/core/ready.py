@@ -70,7 +70,7 @@ class Returned(msgspec.Struct, frozen=True):
 
 
 class Tick(msgspec.Struct, frozen=True):
-    """next_deadline() has come. A tick that comes late tells the master that it slept itself."""
+    """State.deadline has come. A tick that comes late tells the master that it slept itself."""
 
 
 class Watched(msgspec.Struct, frozen=True):

@@ -88,22 +88,20 @@ def take(step: Step, daemon: Daemon, report: m.Report) -> None:
     ended = (report.updated.seq, report.updated.epoch) if report.updated is not None else ()
     numbers = report.epoch, report.finished.committed, report.heard, *ended, *(epoch.daemons if known is None else ())
     if max(numbers) > step.state.believable:
-        why = "it reports numbers that no master can have come to"
-        _evict_reporter(step, daemon, report, why, m.MOST)
+        _evict_reporter(step, daemon, report, "it reports numbers that no master can have come to")
         return
-    unfit = _too_many(step, daemon, report)
-    if unfit:
-        _evict_reporter(step, daemon, report, unfit, m.MOST)
+    if unfit := _too_many(step, daemon, report):
+        _evict_reporter(step, daemon, report, unfit)
         return
     if known is None:
         raise_mids(step, max(epoch.daemons))
     used = step.state.used.get(report.group) if known is None else None
     if used is not None and used.epoch == report.epoch and used.mids != epoch.daemons.keys():
         why = "a journal was lost, and the number of this member's epoch was given to others"
-        _evict_reporter(step, daemon, report, why, m.MOST)
+        _evict_reporter(step, daemon, report, why)
         return
     if (whose := _claimed(step, report)) is not None:
-        _evict_reporter(step, daemon, report, f"member {report.mid} is one of group {whose}", m.MOST)
+        _evict_reporter(step, daemon, report, f"member {report.mid} is one of group {whose}")
         return
     fate = step.state.missing.get((report.group, report.mid))
     if fate is not None:
@@ -112,16 +110,14 @@ def take(step: Step, daemon: Daemon, report: m.Report) -> None:
     if known is None:
         _give_way(step, report)
     if group is not None and group.rebuild is None and not _may_have_existed(step, group):
-        why = "the group forms anew, and this master knows of no earlier one"
-        _evict_reporter(step, daemon, report, why, m.MOST)
+        _evict_reporter(step, daemon, report, "the group forms anew, and this master knows of no earlier one")
         return
     if group is not None and any(out.mid == report.mid for out in group.current.out):  # it is decided just now (C4)
         outs = group.current.out
         group.current.out = [replace(out, daemon=daemon) if out.mid == report.mid else out for out in outs]
         return
     if report.mid in step.state.members or (group is not None and group.members):
-        why = "this member came back after the group had gone on without it"
-        _evict_reporter(step, daemon, report, why, m.MOST)
+        _evict_reporter(step, daemon, report, "this member came back after the group had gone on without it")
         return
     if group is None and len(step.state.groups) >= step.limits.groups:
         raise ProtocolError("reports a group too many", expected=f"at most {step.limits.groups}", got=report.group)
@@ -195,7 +191,7 @@ def make_room(step: Step, daemon: Daemon) -> None:
         rebuild, closing = group.rebuild, group.current.closing
         if rebuild is not None and rebuild.held.pop(of, 0):
             for mid in [mid for mid, (one, _) in rebuild.reports.items() if one.name == of]:
-                _evict_reporter(step, *rebuild.reports.pop(mid), why, m.MOST)
+                _evict_reporter(step, *rebuild.reports.pop(mid), why)
             for mid in [mid for mid, one in rebuild.lost.items() if (mid, of) in {(n, d) for n, _, d in one.members}]:
                 del rebuild.lost[mid]
             for epoch in rebuild.epochs.values():  # others report it, too
@@ -372,7 +368,7 @@ def consider(step: Step, group: Group) -> None:
         _decide(step, group, rebuild, newest)
         return
     for daemon, report in rebuild.reports.values():
-        _evict_reporter(step, daemon, report, "the group went on without it", m.MOST)
+        _evict_reporter(step, daemon, report, "the group went on without it")
     step.touch(group)
 
 
@@ -510,7 +506,7 @@ def _tell_outsiders(step: Step, rebuild: Rebuild, newest: m.Report) -> None:
             del rebuild.reports[mid]
 
 
-def _evict_reporter(step: Step, daemon: Daemon, report: m.Report, why: str, unknown_upto: int) -> None:
+def _evict_reporter(step: Step, daemon: Daemon, report: m.Report, why: str, unknown_upto: int = m.MOST) -> None:
     step.send(daemon.conn, m.Evicted(report.group, report.mid, why, report.finished.committed, unknown_upto))
     step.record(None, "evicted", f"member {report.mid} of daemon {daemon.name}, group {report.group}: {why}")
 

@@ -438,8 +438,8 @@ class State:
     # By group, mid: who did not report in time, oldest first.
     missing: dict[tuple[str, int], m.Evicted] = field(default_factory=dict)
     announce: tuple[str, ...] = ()  # networks of which daemons may announce any address (see announced.py)
-    refused: dict[str, int] = field(default_factory=dict)  # by message: how often somebody said it who may not
-    deadline: float = inf
+    refused: Counter[str] = field(default_factory=Counter)  # by message: how often somebody said it who may not
+    deadline: float = inf  # when the shell must call step() with a Tick; only earlier, between ticks
     connections: dict[int, Daemon] = field(default_factory=dict)
     daemons: dict[str, Daemon] = field(default_factory=dict)
     groups: dict[str, Group] = field(default_factory=dict)

@@ -74,13 +74,8 @@ class Ring(NamedTuple):
     latency: float  # sum over its edges
 
 
-def rate(order: Sequence[int], bandwidth: Matrix, latency: Matrix) -> Ring:
-    """The ring of *order* as it is. Matrices are by place in *order*."""
-    return _rated(order, range(len(order)), bandwidth, latency)
-
-
-def _rated(order: Sequence[int], path: Sequence[int], bandwidth: Matrix, latency: Matrix) -> Ring:
-    """The ring that goes through the places of *path* in turn."""
+def rated(order: Sequence[int], path: Sequence[int], bandwidth: Matrix, latency: Matrix) -> Ring:
+    """The ring that goes through the places of *path* in turn. Matrices are by place in *order*."""
     edges = list(zip(path, [*path[1:], path[0]], strict=True)) if len(path) > 1 else []
     slowest = min((bandwidth[a][b] for a, b in edges), default=inf)
     return Ring(tuple(order[i] for i in path), slowest, sum(latency[a][b] for a, b in edges))
@@ -101,12 +96,12 @@ def best_ring(
     count = len(order)
     allowed = _allowed(order, bad)
     if count == 1:
-        return rate(order, bandwidth, latency)
+        return rated(order, [0], bandwidth, latency)
     if count <= EXACT_BEST:
         path = _exact(count, bandwidth, latency, allowed)
     else:
         path = ring_search.search(count, bandwidth, latency, allowed, _SEARCH_STEPS)
-    return None if path is None else _rated(order, path, bandwidth, latency)
+    return None if path is None else rated(order, path, bandwidth, latency)
 
 
 def better_ring(
@@ -123,8 +118,7 @@ def better_ring(
     if kept is None:
         return found
     place = {member: i for i, member in enumerate(order)}
-    at = [place[member] for member in kept]
-    present = rate(kept, [[bandwidth[a][b] for b in at] for a in at], [[latency[a][b] for b in at] for a in at])
+    present = rated(order, [place[member] for member in kept], bandwidth, latency)
     if found is None or found.bottleneck < present.bottleneck:
         return present
     faster = found.bottleneck >= material * present.bottleneck

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from wancoll.collective import DATALESS, ON_FAILURE, P2P_KINDS, REDUCING, ROOTED, ROUNDINGS, Descriptor, Kind, ReduceOp
 from wancoll.errors import ProtocolError
-from wancoll.limits import DEFAULT, Limits
+from wancoll.limits import DEFAULT, Limits, keep_newest
 from wancoll.schedule import choose
 from wancoll.schedule.build import takes
 from wancoll.schedule.cost import usable
@@ -362,9 +362,7 @@ class CallBook:
 
     def enter(self, epoch: int, world: World) -> None:
         """The client is told of *epoch*."""
-        self._worlds[epoch] = world
-        if len(self._worlds) > _WORLDS_KEPT:
-            del self._worlds[next(iter(self._worlds))]
+        keep_newest(self._worlds, epoch, world, _WORLDS_KEPT)
 
     def call(self, post: m.Post, mid: int) -> Call:
         """What *post* calls, by the member *mid*; kept, since training repeats its calls.
@@ -377,7 +375,6 @@ class CallBook:
         if known is None:
             while self._worlds and next(iter(self._worlds)) < post.epoch:  # what the client knows only grows
                 del self._worlds[next(iter(self._worlds))]
-            if len(self._calls) >= _CALLS_KEPT:
-                del self._calls[next(iter(self._calls))]
-            known = self._calls[key] = posted(post, self._worlds.get(post.epoch), mid, self._who)
+            known = posted(post, self._worlds.get(post.epoch), mid, self._who)
+            keep_newest(self._calls, key, known, _CALLS_KEPT)
         return known

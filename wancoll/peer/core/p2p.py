@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Collection
 
 from wancoll.collective import Kind
-from wancoll.limits import Limits
+from wancoll.limits import Limits, keep_newest
 from wancoll.peer.core import commands as cmd
 from wancoll.peer.core import links, outcomes
 from wancoll.peer.core.book import Attempts, Book
@@ -95,9 +95,7 @@ class P2P(Book):
         if op is None or op.state is OpState.ended:
             return []
         if not message.error:
-            if len(self.settlements) >= _KEPT:
-                del self.settlements[next(iter(self.settlements))]
-            self.settlements[op.seq] = message.digest
+            keep_newest(self.settlements, op.seq, message.digest, _KEPT)
             names = [self._name, op.other_name] if op.kind is Kind.send else [op.other_name, self._name]
             return self.end(op, outcomes.result(op, self.view.epoch.epoch, names, message.digest, now))
         if message.other:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from wancoll.errors import ConfigError
-from wancoll.limits import KIB
+from wancoll.limits import KIB, keep_newest
 from wancoll.native.engine import Engine
 from wancoll.native.seal import READS, Sealed, Seals
 from wancoll.net.dial import DialFailed, dial, read_frame
@@ -282,10 +282,7 @@ class Connector:
         """Whether its certificate is good, or was when its key was seen last: then the epoch says who is in it."""
         if made.expired:
             return self._keys.get(name) == made.key
-        self._keys.pop(name, None)
-        self._keys[name] = made.key
-        if len(self._keys) > _MOST_KEYS:
-            del self._keys[next(iter(self._keys))]
+        keep_newest(self._keys, name, made.key, _MOST_KEYS)
         return True
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from wancoll.limits import keep_newest
 from wancoll.native.engine import LaneStatistics
 from wancoll.peer.core.paths.tcpinfo import TcpInfo
 
@@ -53,9 +54,8 @@ class Traffic:
                 best = min(filter(None, (best, kernel.min_rtt or kernel.rtt)), default=0.0)
         before, self._last[number] = self._last.get(number, Counts()), Counts(*total)
         grown = (max(0, new - old) for new, old in zip(total, before, strict=True))
-        self.totals[daemon] = Counts(*map(sum, zip(self.totals.pop(daemon, Counts()), grown, strict=True)))
-        if len(self.totals) > MOST:
-            del self.totals[next(iter(self.totals))]
+        known = self.totals.get(daemon, Counts())
+        keep_newest(self.totals, daemon, Counts(*map(sum, zip(known, grown, strict=True))), MOST)
         return Now(count, best)
 
     def closed(self, number: int) -> None:

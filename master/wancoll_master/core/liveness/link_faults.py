@@ -18,6 +18,7 @@ from __future__ import annotations
 from math import inf
 
 from wancoll.errors import ProtocolError
+from wancoll.limits import keep_newest
 from wancoll.wire import messages as m
 from wancoll_master.core import p2p
 from wancoll_master.core.liveness import confirming
@@ -58,10 +59,7 @@ def link_down(step: Step, member: Member, message: m.LinkDown) -> None:
 
 
 def _avoid(step: Step, group: Group, ends: tuple[int, int]) -> None:
-    group.bad_pairs.pop(ends, None)
-    group.bad_pairs[ends] = step.now + BAD_PAIR_SECONDS  # the newest last
-    if len(group.bad_pairs) > step.limits.bad_pairs:
-        del group.bad_pairs[next(iter(group.bad_pairs))]
+    keep_newest(group.bad_pairs, ends, step.now + BAD_PAIR_SECONDS, step.limits.bad_pairs)
 
 
 def told_late(step: Step, member: Member, message: m.LinkDown) -> None:
@@ -208,16 +206,14 @@ def _note(step: Step, group: Group, source: Member, target: Member, message: m.L
     """*source* says that its link to *target* is down."""
     kind, why = message.kind[:32], message.reason
     key = source.name, target.name
-    known = group.troubles.pop(key, None)
+    known = group.troubles.get(key)
     if known is None or step.now - known.last > _TROUBLES_SECONDS:
         known = Trouble(kind, why, step.now, step.now)
     known.kind, known.why, known.last = kind, clip(why, 300), step.now
     known.times += 1
     if kind == "lost" and not message.sends:
         known.lost_at = step.now
-    group.troubles[key] = known  # the newest last
-    while len(group.troubles) > step.limits.troubles:
-        del group.troubles[next(iter(group.troubles))]
+    keep_newest(group.troubles, key, known, step.limits.troubles)
 
 
 def _acted(group: Group, pairs: set[tuple[str, str]], what: str) -> None:

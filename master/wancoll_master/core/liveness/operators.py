@@ -10,7 +10,7 @@ daemon                    that were asked have left in order: a lost one may com
 
 from __future__ import annotations
 
-from wancoll.limits import few
+from wancoll.limits import few, keep_newest
 from wancoll.wire import messages as m
 from wancoll_master.core import epochs, losses, reserved
 from wancoll_master.core.paths import probing
@@ -115,11 +115,7 @@ def _ask_daemon(step: Step, ask: m.AskToLeave) -> m.EvictAnswer:
 
 
 def _pass_on(step: Step, daemon: Daemon, ask: m.AskToLeave, who: str) -> m.EvictAnswer:
-    leaves = step.state.leaves
-    leaves.pop((ask.group, ask.name), None)
-    leaves[ask.group, ask.name] = False
-    if len(leaves) > MOST_ASKED:
-        del leaves[next(iter(leaves))]
+    keep_newest(step.state.leaves, (ask.group, ask.name), False, MOST_ASKED)
     step.send(daemon.conn, ask)
     return m.EvictAnswer(True, f"{who} was asked to leave", master=step.state.identity)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from wancoll.limits import keep_newest
 from wancoll.wire import messages as m
 from wancoll_master.core.state import Daemon, Flow, Step
 
@@ -26,10 +27,7 @@ def _take(flows: dict[str, Flow], name: str, counts: list[int], now: float) -> N
     known = flows.get(name)
     fell = known is not None and (sent < known.sent or segments < known.segments or resent < known.resent)
     if known is None or fell or now - known.at > FRESH:  # the first word of it, or of another process
-        flows.pop(name, None)
-        if len(flows) >= MOST:
-            del flows[next(iter(flows))]
-        flows[name] = Flow(sent, segments, resent, now)
+        keep_newest(flows, name, Flow(sent, segments, resent, now), MOST)
     elif now - known.at >= _WINDOW:
         known.rate = (sent - known.sent) / (now - known.at)
         more = segments - known.segments

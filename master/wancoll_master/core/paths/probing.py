@@ -6,6 +6,8 @@ dialled by either end (R17).
 
 from __future__ import annotations
 
+from math import inf
+
 from wancoll.errors import ProtocolError
 from wancoll.wire import messages as m
 from wancoll_master.core.liveness.suspicion import UNPROBED, suspected
@@ -66,10 +68,8 @@ def overdue(step: Step, group: Group) -> None:
 
 def deadline(group: Group) -> float:
     """When overdue() has something to do."""
-    return min(
-        (pair.deadline for joiner in group.joining for pair in joiner.probes.values() if not pair.ok),
-        default=float("inf"),
-    )
+    pairs = (pair for joiner in group.joining for pair in joiner.probes.values())
+    return min((pair.deadline for pair in pairs if not pair.ok), default=inf)
 
 
 def refuse(step: Step, joiner: Member, reason: str, *, evicted: bool = False) -> None:
