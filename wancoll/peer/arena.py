@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 
-from wancoll import resources
 from wancoll.native import ffi, lib
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -20,13 +19,8 @@ _PIECE = 16 << 20  # bytes copied at once: what the daemon's end has to wait for
 class Arena:
     """Shared memory of fixed address range; only touched pages take memory.
 
-    The size is sealed, so no client can make the daemon's own accesses fail (SIGBUS).
-
-    Args:
-        nbytes: address range, rounded up to whole pages.
-
-    Attributes:
-        bell: an eventfd: whoever fills an input that the engine waits for writes to it.
+    The size, *nbytes* rounded up to whole pages, is sealed, so no client can make the daemon's own accesses fail
+    (SIGBUS).
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -37,6 +31,7 @@ class Arena:
             os.ftruncate(self.fd, nbytes)
             fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)
             self.address = _map(self.fd, nbytes)
+            # Whoever fills an input that the engine waits for writes to the bell.
             self.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         except BaseException:
             os.close(self.fd)
@@ -82,10 +77,6 @@ class Cover:
 
     Zeros that nobody has written take no memory but for page tables. It lives as long as somebody refers to it: the
     operation, which the engine's attempts refer to.
-
-    Args:
-        input_bytes: of the zeros.
-        result_bytes: of the result.
     """
 
     def __init__(self, input_bytes: int, result_bytes: int) -> None:
@@ -108,8 +99,3 @@ class Cover:
 
     def _copy(self, address: int, at: int) -> None:
         lib.wc_pages_copy(address, self.result_buffer + at, min(_PIECE, self._nbytes - at))
-
-
-def default_arena_bytes() -> int:
-    """All memory that this process can ever have, in bytes."""
-    return resources.total_memory()

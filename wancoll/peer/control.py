@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from wancoll.errors import ConfigError, ProtocolError
 from wancoll.limits import PROTOCOL_VERSION, WITHOUT_END, package_version
-from wancoll.local import split_address, split_addresses
+from wancoll.local import split_address
 from wancoll.net import clock
 from wancoll.net.ask import ask
 from wancoll.net.contain import contained
@@ -56,8 +56,8 @@ class Control:
     """The daemon's side of the master's protocol.
 
     Args:
-        config: masters' addresses, limits, lanes.
-        daemon: this daemon's id.
+        config: settings of the daemon.
+        daemon: its id.
         incarnation: random, fresh at each start.
         ended: incarnations of daemons of this machine whose processes have ended.
         data_socket: the lanes' listener, for the advertised addresses.
@@ -489,8 +489,3 @@ class Control:
             self.commit_lease.said(number, clock.awake_or_asleep())
             self._said = number, time.time(), time.monotonic()
             self.send(replace(self._beat(number), heard=self._heard))
-
-
-def check_master_addresses(addresses: str) -> None:
-    """Raise ConfigError early, before anything is started."""
-    split_addresses(addresses, what="--master")

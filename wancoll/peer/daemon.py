@@ -22,7 +22,7 @@ from wancoll import resources
 from wancoll.errors import ConfigError, ProtocolError
 from wancoll.failpoints import Failpoints
 from wancoll.limits import keep_newest
-from wancoll.local import default_socket, default_state, join_address
+from wancoll.local import default_socket, default_state, join_address, split_addresses
 from wancoll.metrics.core.operations import Operations
 from wancoll.metrics.listeners import listeners
 from wancoll.native.engine import Cancelled, Done, Engine, LaneDown, Mismatch, kernel_name
@@ -34,9 +34,8 @@ from wancoll.net.enroll import Wallet
 from wancoll.net.hot import Hot
 from wancoll.net.listen import claim_socket, open_listeners, trio_listeners
 from wancoll.peer import process_lock
-from wancoll.peer.arena import default_arena_bytes
 from wancoll.peer.config import PeerConfig
-from wancoll.peer.control import Control, check_master_addresses
+from wancoll.peer.control import Control
 from wancoll.peer.core import outcomes
 from wancoll.peer.core.member import STOPPING
 from wancoll.peer.core.tracing import Recorder
@@ -78,17 +77,8 @@ class Started:
 class Daemon:
     """The peer daemon. Made by serve().
 
-    Args:
-        config: settings.
-        name: this daemon's id.
-        incarnation: random, fresh at each start.
-        ended: see Control.
-        engine: moves the bytes.
-        hot: what is served without a round of trio.
-        data_socket: first listener for lanes.
-        nursery: owns every task of the daemon.
-        stop: set where the daemon shall end.
-        wallet: certificates, for a master that listens with TLS; None: all is in clear.
+    *nursery* owns all its tasks, and *stop* is set where it shall end. *data_socket* is its first listener for lanes.
+    Control says what *incarnation*, *ended*, *hot* and *wallet* are.
     """
 
     def __init__(
@@ -105,7 +95,7 @@ class Daemon:
         wallet: Wallet | None = None,
     ) -> None:
         self.config, self.name, self.engine, self.hot = config, name, engine, hot
-        self.arena_bytes = config.arena_bytes or default_arena_bytes()
+        self.arena_bytes = config.arena_bytes or resources.total_memory()
         self.failpoints = Failpoints(config.failpoint_token)
         self._wallet = wallet
         papers = None if wallet is None else lambda: wallet.papers
@@ -591,7 +581,7 @@ async def serve(
     Raises:
         ConfigError: a setting cannot be used.
     """
-    check_master_addresses(config.master)
+    split_addresses(config.master, what="--master")  # before anything is started
     if config.congestion_control:
         check_congestion_control(config.congestion_control)
     path = config.socket or default_socket()

@@ -19,14 +19,7 @@ _LINKS_AT_ONCE = 16  # that are looked at without a pause
 
 
 class DaemonMetrics:
-    """A daemon's metrics.
-
-    Args:
-        daemon: whose they are.
-        operations: what was counted.
-        door: the daemon's, for clients.
-        wallet: the daemon's certificates; None: it has none.
-    """
+    """A daemon's metrics: read from it and its *door* for clients, and counted in *operations*."""
 
     def __init__(self, daemon: Host, operations: Operations, door: FrontDoor, wallet: Wallet | None) -> None:
         self._daemon, self._links, self._operations, self._door = daemon, daemon.links, operations, door

@@ -27,11 +27,7 @@ _ROWS_AT_ONCE = 512
 
 
 class FrontDoor:
-    """Serves the unix socket.
-
-    Args:
-        daemon: what the clients attach to.
-    """
+    """Serves the unix socket."""
 
     def __init__(self, daemon: Host) -> None:
         self._daemon = daemon

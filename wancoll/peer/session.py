@@ -104,11 +104,7 @@ class Host(Protocol):
 class Session:
     """One client of this daemon: its connection, arena and member.
 
-    Args:
-        daemon: the daemon that serves it.
-        stream: the client's connection.
-        attach: what the client asked for.
-        first_engine_id: start of this member's range of engine op ids.
+    *attach* is what it asked for. The member's engine op ids begin at *first_engine_id*.
     """
 
     def __init__(self, daemon: Host, stream: Stream, attach: m.Attach, first_engine_id: int) -> None:

@@ -9,17 +9,14 @@ from __future__ import annotations
 import os
 import select
 import socket
-import struct
+
+from wancoll.net.unix import peer_credentials
 
 _STAT_BYTES = 4096  # more than there are
 
 
 class Trainer:
-    """A client's process, as this machine shows it.
-
-    Args:
-        sock: the client's connection, a unix socket.
-    """
+    """The process at the other end of *sock*, a client's unix socket, as this machine shows it."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.unseen = ""  # why nothing can be seen of it
@@ -28,13 +25,13 @@ class Trainer:
         self._busy = b""  # processor time that it had used then
         self._pidfd = self._stat_fd = -1
         try:
-            self._pid, _, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-            if self._pid <= 0:
+            pid, _, _ = peer_credentials(sock)
+            if pid <= 0:
                 raise ProcessLookupError("it runs in another pid namespace")
-            self._pidfd = os.pidfd_open(self._pid)
+            self._pidfd = os.pidfd_open(pid)
             self._exited = select.poll()
             self._exited.register(self._pidfd, select.POLLIN)
-            self._stat_fd = os.open(f"/proc/{self._pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+            self._stat_fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
             self._stat()
         except OSError as bad:
             self.unseen = str(bad)

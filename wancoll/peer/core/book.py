@@ -13,11 +13,7 @@ from wancoll.wire import messages as m
 
 
 class Attempts:
-    """Finds the operation of an engine id; one for all ops of a member.
-
-    Args:
-        first_engine_id: ids count up from here; the shell keeps the ranges of its members apart.
-    """
+    """Finds the operation of an engine id; one for all ops of a member, whose ids count up from *first_engine_id*."""
 
     def __init__(self, first_engine_id: int) -> None:
         self.next = first_engine_id
@@ -25,13 +21,7 @@ class Attempts:
 
 
 class Book:
-    """Ops of one sort that have not ended, by number, which is the order of the calls.
-
-    Args:
-        attempts: the member's.
-        master_session: the member's, with the master.
-        limits: bounds.
-    """
+    """Ops of one sort that have not ended, by number, which is the order of the calls."""
 
     view: EpochView  # once there is an epoch; the client cannot call before
 

@@ -63,29 +63,17 @@ def check_epoch(epoch: m.Epoch, mid: int) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EpochView:
-    """A member's place in one epoch; the next epoch's replaces it as a whole.
+    """A member's place in one epoch; the next epoch's replaces it as a whole."""
 
-    Args:
-        epoch: as the master announced it.
-        mid: of the member.
-        world: the epoch's members.
-        rank: the member's.
-        neighbours: mids of those next to it in the ring.
-        spares: mids of those who are its neighbours once one of these is lost, if their links are to be kept up.
-        head: what every message of the epoch to the master begins with.
-        too_small: whether the epoch has fewer than min_world members.
-        votes: whether members commit among themselves: then the links to all are kept up.
-    """
-
-    epoch: m.Epoch
+    epoch: m.Epoch  # as the master announced it
     mid: int
     world: World
     rank: int
-    neighbours: frozenset[int]
-    spares: frozenset[int]
-    head: tuple[str, int, int]
-    too_small: bool
-    votes: bool  # members commit among themselves
+    neighbours: frozenset[int]  # mids of those next to it in the ring
+    spares: frozenset[int]  # mids of its neighbours once one of these is lost, if their links are to be kept up
+    head: tuple[str, int, int]  # what every message of the epoch to the master begins with
+    too_small: bool  # it has fewer than min_world members
+    votes: bool  # members commit among themselves: then the links to all are kept up
 
     @classmethod
     def of(cls, epoch: m.Epoch, mid: int) -> EpochView:
@@ -108,27 +96,16 @@ class EpochView:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ResolvedCall:
-    """A call in the terms of one epoch.
+    """A call in the terms of one epoch."""
 
-    Args:
-        descriptor: with root and counts by the epoch's ranks, and the codec that travels.
-        fingerprint: of the descriptor; of a send or recv what both halves agree on.
-        input_bytes: of the caller's memory that this member reads.
-        result_bytes: of the result.
-        algorithm: the schedule's name.
-        schedule: this member's.
-        needs: mids of the members with whom bytes go back and forth.
-        refusal: why it cannot run in this epoch, "" if it can.
-    """
-
-    descriptor: Descriptor
-    fingerprint: int
-    input_bytes: int
+    descriptor: Descriptor  # with root and counts by the epoch's ranks, and the codec that travels
+    fingerprint: int  # of the descriptor; of a send or recv what both halves agree on
+    input_bytes: int  # of the caller's memory that this member reads
     result_bytes: int
-    algorithm: str = "none"
-    schedule: Schedule = NOTHING
-    needs: frozenset[int] = frozenset()
-    refusal: str = ""
+    algorithm: str = "none"  # the schedule's name
+    schedule: Schedule = NOTHING  # this member's
+    needs: frozenset[int] = frozenset()  # mids of the members with whom bytes go back and forth
+    refusal: str = ""  # why it cannot run in this epoch; "": it can
 
     @property
     def proves_all(self) -> bool:
@@ -138,23 +115,14 @@ class ResolvedCall:
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """A client's call, in its own words.
+    """A client's call, in its own words."""
 
-    Args:
-        posted: descriptor in the terms of *world*.
-        world: the members that the client knew.
-        peer: rank of the other side of a send or recv.
-        input_bytes: of the client's memory that the call may read, in any epoch.
-        result_bytes: of the client's memory that it may write.
-        p2p: whether it is a send or recv.
-    """
-
-    posted: Descriptor
-    world: World
-    peer: int
-    input_bytes: int
-    result_bytes: int
-    p2p: bool
+    posted: Descriptor  # in the terms of *world*
+    world: World  # the members that the client knew
+    peer: int  # rank of the other side of a send or recv
+    input_bytes: int  # of the client's memory that the call may read, in any epoch
+    result_bytes: int  # of the client's memory that it may write
+    p2p: bool  # it is a send or recv
     _view: EpochView | None = field(default=None, init=False)
     _resolved: ResolvedCall | None = field(default=None, init=False)
 
@@ -184,8 +152,8 @@ def posted(post: m.Post, knew: World | None, mid: int, who: str) -> Call:
     if expected or knew is None:
         raise ProtocolError("posted a call that cannot be", who=who, expected=expected, got=got)
     p2p = call.kind in P2P_KINDS
-    input_buffer, result_buffer = _p2p_sizes(call) if p2p else choose.sizes(call, knew.mids.index(mid), len(knew.mids))
-    return Call(call, knew, post.peer, input_buffer, result_buffer, p2p)
+    nbytes = _p2p_sizes(call) if p2p else choose.sizes(call, knew.mids.index(mid), len(knew.mids))
+    return Call(call, knew, post.peer, *nbytes, p2p)
 
 
 def covering(cover: m.Cover, view: EpochView) -> Call | None:
@@ -196,8 +164,7 @@ def covering(cover: m.Cover, view: EpochView) -> Call | None:
     call = cover.call
     if _misfit(call, -1, view.world, view.mid)[0] or not call.grace:
         return None
-    input_buffer, result_buffer = choose.sizes(call, view.rank, len(view.world.mids))
-    return Call(call, view.world, -1, input_buffer, result_buffer, False)
+    return Call(call, view.world, -1, *choose.sizes(call, view.rank, len(view.world.mids)), False)
 
 
 def _misfit(call: Descriptor, peer: int, knew: World, mid: int) -> tuple[str, str]:
@@ -236,16 +203,9 @@ def _p2p_sizes(call: Descriptor) -> tuple[int, int]:
 def resolve(
     call: Descriptor, knew: World, world: World, rank: int, plan: m.Plan, limits: Limits = DEFAULT, *, peer: int = -1
 ) -> ResolvedCall:
-    """What *call* means in an epoch.
+    """What *call* means in an epoch with the members *world*, among whom this one has *rank*.
 
-    Args:
-        call: in the terms of *knew*.
-        knew: the members that its caller knew.
-        world: the epoch's members.
-        rank: this member's, in *world*.
-        plan: the epoch's.
-        limits: bounds.
-        peer: rank of the other side of a send or recv, in *knew*.
+    The root of *call*, and *peer* of a send or recv, are ranks in *knew*, the members that its caller knew.
     """
     if call.kind in P2P_KINDS:
         return _p2p(call, knew, world, rank, plan, peer)
@@ -257,8 +217,7 @@ def resolve(
         mid = knew.mids[call.root]
         root = world.mids.index(mid) if mid in world.mids else -1
     if call.kind in _BY_RANK and -1 in place:
-        newcomer = world.names[place.index(-1)]
-        refusal = f"{newcomer} joined the group after {call.kind.name} was called"
+        refusal = f"{world.names[place.index(-1)]} joined the group after {call.kind.name} was called"
         return ResolvedCall(call, call.fingerprint(), 0, 0, refusal=refusal)
     if root != call.root or call.counts:
         counts = tuple(call.counts[i] for i in place) if call.counts else ()
@@ -275,7 +234,7 @@ def resolve(
     if call.kind in choose.BLOCKS_IN_INPUT:
         starts = list(accumulate(call.block_counts(len(knew.mids)), initial=0))
         blocks = tuple(starts[i] for i in place)
-    input_bytes, result_bytes = choose.sizes(descriptor, rank, size, blocks)
+    nbytes = choose.sizes(descriptor, rank, size, blocks)
     asked = descriptor
     if call.kind is Kind.barrier and plan.collectors == "members":
         asked = replace(descriptor, algorithm="direct")  # whose end anywhere says that all have called it (C1)
@@ -286,7 +245,7 @@ def resolve(
     except choose.NoRoute as bad:
         one, other = (world.names[rank] for rank in bad.pair)
         refusal = f"{bad.algorithm} needs a link between {one} and {other}, who cannot reach each other"
-        return ResolvedCall(descriptor, fingerprint, input_bytes, result_bytes, refusal=refusal)
+        return ResolvedCall(descriptor, fingerprint, *nbytes, refusal=refusal)
     codec = choose.wire_codec(descriptor.codec, descriptor.bounded, algorithm)
     if codec is not descriptor.codec:  # a ring stands in, around a link that cannot be had
         descriptor = replace(descriptor, codec=codec, rounding="nearest", seed=0)
@@ -296,41 +255,41 @@ def resolve(
             f"{algorithm} of {descriptor} takes {messages} messages of one of {size} members, more than the "
             f"{MAX_STEPS} steps that one operation may have; take another algorithm"
         )
-        return ResolvedCall(descriptor, fingerprint, input_bytes, result_bytes, refusal=refusal)
+        return ResolvedCall(descriptor, fingerprint, *nbytes, refusal=refusal)
     schedule = choose.make(descriptor, algorithm, rank, size, blocks=blocks, sites=world.sites)
     if schedule.scratch > limits.scratch_bytes:
         refusal = (
             f"{algorithm} of {descriptor} needs {schedule.scratch} bytes of memory at {world.names[rank]}, more than "
             f"the {limits.scratch_bytes} that one operation may have; take another algorithm, or smaller tensors"
         )
-        return ResolvedCall(descriptor, fingerprint, input_bytes, result_bytes, refusal=refusal)
+        return ResolvedCall(descriptor, fingerprint, *nbytes, refusal=refusal)
     if len(schedule.steps) > MAX_STEPS:
         refusal = (
             f"{algorithm} of {descriptor} takes {len(schedule.steps)} steps at {world.names[rank]}, more than the "
             f"{MAX_STEPS} that one operation may have; take another algorithm"
         )
-        return ResolvedCall(descriptor, fingerprint, input_bytes, result_bytes, refusal=refusal)
+        return ResolvedCall(descriptor, fingerprint, *nbytes, refusal=refusal)
     needs = frozenset(world.mids[other] for other in choose.links(schedule))
-    return ResolvedCall(descriptor, fingerprint, input_bytes, result_bytes, algorithm, schedule, needs)
+    return ResolvedCall(descriptor, fingerprint, *nbytes, algorithm, schedule, needs)
 
 
 def _p2p(call: Descriptor, knew: World, world: World, rank: int, plan: m.Plan, peer: int) -> ResolvedCall:
     """A send or recv: one step, to or from the other side."""
-    input_buffer, result_buffer = _p2p_sizes(call)
+    nbytes = _p2p_sizes(call)
     fingerprint = replace(call, kind=Kind.send).fingerprint()
     me, other = world.mids[rank], knew.mids[peer]
     if other not in world.mids:
         refusal = f"{knew.names[peer]}, the other side, has left the group or was lost"
-        return ResolvedCall(call, fingerprint, input_buffer, result_buffer, refusal=refusal)
+        return ResolvedCall(call, fingerprint, *nbytes, refusal=refusal)
     if (min(me, other), max(me, other)) in plan.avoid:
         refusal = f"{world.names[rank]} and {knew.names[peer]} cannot reach each other"
-        return ResolvedCall(call, fingerprint, input_buffer, result_buffer, refusal=refusal)
+        return ResolvedCall(call, fingerprint, *nbytes, refusal=refusal)
     at = world.mids.index(other)
     if call.kind is Kind.send:
-        step = Step(Direction.send, Action.copy, 0, input_buffer, at, left=Place(Buffer.input, 0))
+        step = Step(Direction.send, Action.copy, 0, call.nbytes, at, left=Place(Buffer.input, 0))
     else:
-        step = Step(Direction.recv, Action.copy, 0, result_buffer, at, to=Place(Buffer.result, 0), result=True)
-    return ResolvedCall(call, fingerprint, input_buffer, result_buffer, "direct", Schedule((step,)), frozenset({other}))
+        step = Step(Direction.recv, Action.copy, 0, call.nbytes, at, to=Place(Buffer.result, 0), result=True)
+    return ResolvedCall(call, fingerprint, *nbytes, "direct", Schedule((step,)), frozenset({other}))
 
 
 def noise(call: Descriptor, seq: int, mid: int) -> tuple[int, int]:
@@ -349,11 +308,7 @@ def _key(*numbers: int) -> int:
 
 
 class CallBook:
-    """The calls that a client repeats, and the epochs that it may speak of.
-
-    Args:
-        who: name of the member, for errors.
-    """
+    """The calls that a client repeats, and the epochs that it may speak of; *who* names the member in errors."""
 
     def __init__(self, who: str) -> None:
         self._who = who

@@ -48,7 +48,7 @@ _WINDOW_FACTOR = 4  # times ops_in_flight, and covers: how far above the last co
 
 
 class Collectives(Book):
-    """A member's collectives; Book describes the arguments."""
+    """A member's collectives."""
 
     def __init__(self, attempts: Attempts, master_session: MasterSession, limits: Limits) -> None:
         super().__init__(attempts, master_session, limits)

@@ -54,14 +54,9 @@ STOPPING = m.Abort | m.Epoch | m.EpochChange | m.Evicted | m.Updated
 class Member:
     """One member of a group, without sockets, clock or engine.
 
-    Args:
-        group: name of the group.
-        name: this member's name.
-        start_world: world size that starts the group.
-        min_world: smallest world size in which ops run.
-        first_engine_id: engine ids count up from here; the shell keeps the ranges of its members apart.
-        limits: bounds.
-        call_timeout: seconds after which the group evicts who is late with a call; 0: not stated.
+    *start_world* members start the group, and ops run in it while it has *min_world*. Engine ids count up from
+    *first_engine_id*: the shell keeps the ranges of its members apart. After *call_timeout* seconds the group evicts
+    who is late with a call; 0: not stated.
     """
 
     def __init__(

@@ -44,33 +44,19 @@ class OpState(Enum):
 
 @dataclass(slots=True, eq=False)
 class Op:
-    """One op of this member.
+    """One op of this member."""
 
-    Args:
-        number: in the order of the calls: a collective's seq; of a send or recv it counts this member's own.
-        client_id: the client's own number for it; 0: it has not called this, which its daemon takes part in for it.
-        call: what was called.
-        input_buffer: offset of the caller's bytes in the arena.
-        result_buffer: offset of the result in the arena.
-        tag: of a send or recv.
-        posted_at: seconds on the shell's clock.
-        seq: its number on the wire; of a send or recv the master gives one in each epoch.
-        filled: offset of the table that says which blocks of the input are there; -1: all of them are.
-        ahead: of a recv: a send that does not fit it passes it by.
-        shown: offset of the table that says which blocks of the result are final; -1: nobody looks.
-    """
-
-    number: int
-    client_id: int
+    number: int  # in the order of the calls: a collective's seq; of a send or recv it counts this member's own
+    client_id: int  # the client's own number for it; 0: it has not called this, which its daemon takes part in for it
     call: Call
-    input_buffer: int
-    result_buffer: int
-    tag: int
-    posted_at: float
-    seq: int
-    filled: int = -1
-    ahead: bool = False
-    shown: int = -1
+    input_buffer: int  # offset of the caller's bytes in the arena
+    result_buffer: int  # offset of the result in the arena
+    tag: int  # of a send or recv
+    posted_at: float  # seconds on the shell's clock
+    seq: int  # its number on the wire; of a send or recv the master gives one in each epoch
+    filled: int = -1  # offset of the table that says which blocks of the input are there; -1: all of them are
+    ahead: bool = False  # of a recv: a send that does not fit it passes it by
+    shown: int = -1  # offset of the table that says which blocks of the result are final; -1: nobody looks
     kind: Kind = field(init=False)
     p2p: bool = field(init=False)  # whether it is a send or recv
     there: bool = field(init=False)  # the client has filled the input

@@ -79,15 +79,10 @@ def over(client_id: int, name: str) -> m.Failure:
 
 
 class Ending(NamedTuple):
-    """What is told.
+    """What is told."""
 
-    Args:
-        of: an op that has not ended.
-        last: of the connection as a whole, after all that is told of ops; None: nothing.
-    """
-
-    of: Callable[[Op], m.Failure]
-    last: m.Failure | None = None
+    of: Callable[[Op], m.Failure]  # an op that has not ended
+    last: m.Failure | None = None  # of the connection as a whole, after all that is told of ops; None: nothing
 
 
 def left(name: str, reason: str, last: m.Failure | None = None) -> Ending:

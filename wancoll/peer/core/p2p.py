@@ -35,7 +35,7 @@ _HINTS = {
 
 
 class P2P(Book):
-    """A member's sends and recvs; Book describes the arguments."""
+    """A member's sends and recvs."""
 
     def __init__(self, attempts: Attempts, master_session: MasterSession, limits: Limits) -> None:
         super().__init__(attempts, master_session, limits)

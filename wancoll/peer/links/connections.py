@@ -45,11 +45,7 @@ _FULL_PACKET = 64 * KIB  # bytes that are read of it, at most
 
 
 class Connection:
-    """One in clear: nobody has proved anything.
-
-    Args:
-        stream: connected.
-    """
+    """One in clear: nobody has proved anything."""
 
     identity: Identity | None = None  # who is at the other end, as its certificate says
     expired = False  # that has ended: good for members of an epoch alone, who know it from before
@@ -95,13 +91,7 @@ class Connection:
 
 
 class SealedConnection(Connection):
-    """One over TLS 1.3, whose other end has proved who it is.
-
-    Args:
-        stream: connected.
-        seals: of this end.
-        accepts: it was dialled by the other end.
-    """
+    """One over TLS 1.3, whose other end has proved who it is. *accepts*: it was dialled by the other end."""
 
     sealed = True
 
@@ -166,9 +156,8 @@ class SealedConnection(Connection):
 class Connector:
     """Makes connections, all in clear or all sealed.
 
-    Args:
-        papers: where this daemon's certificates are now; None: it has none.
-        near_only: to loopback alone, whatever address a master or a daemon names.
+    *papers* says where this daemon's certificates are now; None: it has none. *near_only*: to loopback alone, whatever
+    address a master or a daemon names.
     """
 
     def __init__(self, papers: Callable[[], Papers] | None = None, *, near_only: bool = False) -> None:

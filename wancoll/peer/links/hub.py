@@ -41,44 +41,27 @@ _REFUSALS = (ConfigError, MemoryError, OSError)
 
 @dataclass(slots=True)
 class _Answer:
-    """To one that knocked.
+    """To one that knocked."""
 
-    Args:
-        admit: to be called once it is welcome, when strangers put it out no more.
-    """
-
-    admit: Callable[[], None]
+    admit: Callable[[], None]  # to be called once it is welcome, when strangers put it out no more
     command: core.Welcome | core.Refuse | None = None
     came: trio.Event = field(default_factory=trio.Event)
 
 
 class WatchedLink(NamedTuple):
-    """A link whose lanes are in the engine.
+    """A link whose lanes are in the engine."""
 
-    Args:
-        engine_id: never used again.
-        daemon: at the other end.
-        addresses: of that daemon.
-        lanes: how many there are.
-        pacing: the plan's pace of a lane, bytes per second; 0: none.
-    """
-
-    engine_id: int
-    daemon: str
-    addresses: list[str]
+    engine_id: int  # never used again
+    daemon: str  # at the other end
+    addresses: list[str]  # of that daemon
     lanes: int
-    pacing: int = 0
+    pacing: int = 0  # the plan's pace of a lane, bytes per second; 0: none
 
 
 class LinkHub:
-    """All links of the daemon: one listener, one engine.
+    """All links of the daemon: one listener, one engine. *nursery* owns the tasks that dial.
 
-    Args:
-        engine: moves the bytes.
-        config: lanes, congestion control, limits.
-        daemon: this daemon's id.
-        nursery: owns the tasks that dial.
-        papers: where the daemon's certificates are now; None: it has none, and lanes are in clear.
+    *papers* says where the daemon's certificates are now; None: it has none, and lanes are in clear.
     """
 
     def __init__(

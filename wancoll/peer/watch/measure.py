@@ -31,9 +31,7 @@ _IDLE_WAIT = 30.0  # seconds that a burst waits for the daemon to have no operat
 class Measurer:
     """What operations and probes tell of this daemon's paths, on its way to the master.
 
-    Args:
-        daemon: whose paths they are.
-        busy: whether an operation is under way.
+    *busy* says whether an operation is under way.
     """
 
     def __init__(self, daemon: Host, busy: Callable[[], bool]) -> None:

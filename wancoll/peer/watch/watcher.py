@@ -40,11 +40,7 @@ class _Watched:
 
 
 class Watcher:
-    """Watches links and operations of a daemon.
-
-    Args:
-        daemon: whose links and members they are.
-    """
+    """Watches links and operations of a daemon."""
 
     def __init__(self, daemon: Host) -> None:
         self._daemon, self._limits = daemon, daemon.config.limits

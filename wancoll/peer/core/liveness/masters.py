@@ -28,14 +28,10 @@ def two_masters(met: Collection[tuple[str, str]]) -> str:
 
 
 class Masters:
-    """The masters' addresses, and how the tries have gone.
-
-    Args:
-        addresses: "host:port" of each, at least one; an attribute, too.
-    """
+    """The masters' addresses, and how the tries have gone."""
 
     def __init__(self, addresses: Sequence[str]) -> None:
-        self.addresses = list(addresses)
+        self.addresses = list(addresses)  # "host:port" of each, at least one
         self._at = 0
         self._named = ""  # by a standby, tried now and none of the above
         self._failed = ""  # last

@@ -23,21 +23,13 @@ NOT_TAKEN = "the other end took nothing from lane {lane} for {seconds:.1f} s, {b
 
 
 class LaneLook(NamedTuple):
-    """A lane now.
+    """A lane now."""
 
-    Args:
-        received: bytes that the engine took from it since it was made.
-        sent: bytes that the engine gave to it.
-        parked: the engine leaves what came in the socket, since no operation here takes it yet.
-        info: the kernel's view; None: not known.
-        calm: looks in a row, up to this one, at which nothing had moved or come and nothing was under way.
-    """
-
-    received: int
-    sent: int
-    parked: bool
-    info: TcpInfo | None
-    calm: int = 0
+    received: int  # bytes that the engine took from it since it was made
+    sent: int  # bytes that the engine gave to it
+    parked: bool  # the engine leaves what came in the socket, since no operation here takes it yet
+    info: TcpInfo | None  # the kernel's view; None: not known
+    calm: int = 0  # looks in a row, up to this one, at which nothing had moved or come and nothing was under way
 
     @property
     def stale(self) -> bool:
