@@ -17,8 +17,7 @@ from wancoll.errors import ConfigError, without_package
 from wancoll.local import join_address, split_address
 from wancoll.metrics.core import families as f
 from wancoll.metrics.expiry import Expiry
-from wancoll.metrics.guard import guarded
-from wancoll.metrics.listeners import listeners as listeners_of_metrics
+from wancoll.metrics.guard import listeners_for
 from wancoll.net.listen import open_listeners, trio_listeners
 from wancoll.trust.papers import ADMIN, AUTHORITY, MASTER, Papers, held_folder
 from wancoll_master.config import MasterConfig
@@ -59,8 +58,8 @@ async def serve(
     holding = contextlib.ExitStack()
     try:
         _hold(config, holding)
-        metrics = listeners_of_metrics(config.metrics, config.metrics_token)
-        page = _listeners_of_page(config)
+        metrics = listeners_for("metrics", config.metrics, config.metrics_token, "wancoll.metrics.port")
+        page = listeners_for("page", config.page, config.page_token, "wancoll_master.page")
         listeners = open_listeners(config.listen)
         try:
             servers: list[tuple[Server, Gate | None]] = []  # none while etcd is waited for
@@ -149,17 +148,6 @@ def _port(config: MasterConfig, servers: list[tuple[Server, Gate | None]], metri
 
     unready = lambda: "" if servers else "it waits for etcd"  # noqa: E731
     return MetricsPort(Source("master", "", families, unready), metrics, config.metrics_token)
-
-
-def _listeners_of_page(config: MasterConfig) -> list[socket.socket]:
-    """None where it is not wanted. Raises ConfigError: see guarded(); or a package is missing."""
-    if not config.page:
-        return []
-    try:
-        import wancoll_master.page  # noqa: F401 - loads h11
-    except ImportError as missing:
-        raise without_package("--page", "page", missing) from missing
-    return guarded(config.page, config.page_token, "page")
 
 
 def _page(config: MasterConfig, servers: list[tuple[Server, Gate | None]], listeners: list[socket.socket]) -> Page:

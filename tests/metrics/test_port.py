@@ -14,10 +14,9 @@ from trio.testing import MockClock
 from tests.http_port import get, logged, say, served
 from tests.metrics.support import Scrape
 from wancoll.errors import ConfigError
-from wancoll.metrics import listeners as listen
 from wancoll.metrics import port as port_module
 from wancoll.metrics.core import families as f
-from wancoll.metrics.listeners import listeners
+from wancoll.metrics.guard import guarded, listeners_for
 from wancoll.metrics.port import MetricsPort, Source
 from wancoll.net import http
 
@@ -43,7 +42,7 @@ class Server:
 
 @contextlib.asynccontextmanager
 async def serving(token: str = "") -> AsyncIterator[Server]:
-    sockets = listeners("127.0.0.1:0", token)
+    sockets = guarded("127.0.0.1:0", token, "metrics")
     server = Server(sockets, token)
     async with served(sockets, server.port.serve):
         yield server
@@ -213,13 +212,13 @@ async def test_other_tasks_run_between_pieces_of_a_long_text(monkeypatch: pytest
 )
 def test_a_token_is_one_that_nobody_guesses_and_a_header_carries(token: str) -> None:
     with pytest.raises(ConfigError, match="WANCOLL_METRICS_TOKEN") as refused:
-        listeners("127.0.0.1:0", token)
+        guarded("127.0.0.1:0", token, "metrics")
     assert token not in str(refused.value)
 
 
 def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert listeners("", "") == []
+    assert listeners_for("metrics", "", "", "wancoll.metrics.port") == []
     monkeypatch.setitem(__import__("sys").modules, "wancoll.metrics.port", None)
     monkeypatch.delattr("wancoll.metrics.port", raising=False)
     with pytest.raises(ConfigError, match="metrics"):
-        listen.listeners("127.0.0.1:0", "")
+        listeners_for("metrics", "127.0.0.1:0", "", "wancoll.metrics.port")

@@ -23,11 +23,9 @@ from tests.http_port import get, logged, say, served
 from tests.page.support import frames
 from wancoll.errors import ConfigError
 from wancoll.metrics import guard
-from wancoll.metrics.guard import guarded
+from wancoll.metrics.guard import guarded, listeners_for
 from wancoll.net import http
 from wancoll_master import page as page_module
-from wancoll_master import serve
-from wancoll_master.config import MasterConfig
 from wancoll_master.core.views.page import Section
 from wancoll_master.page import MOST_VIEWERS, Page
 
@@ -430,11 +428,11 @@ def test_without_a_token_one_name_of_this_machine_is_asked_for(hosts: list[str],
 
 
 def test_without_the_packages_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert serve._listeners_of_page(MasterConfig()) == []
+    assert listeners_for("page", "", "", "wancoll_master.page") == []
     monkeypatch.setitem(__import__("sys").modules, "wancoll_master.page", None)
     monkeypatch.delattr("wancoll_master.page", raising=False)
     with pytest.raises(ConfigError, match=r"\[page\]"):
-        serve._listeners_of_page(MasterConfig(page="127.0.0.1:0"))
+        listeners_for("page", "127.0.0.1:0", "", "wancoll_master.page")
 
 
 class Steps(trio.abc.Instrument):

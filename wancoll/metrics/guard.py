@@ -4,11 +4,26 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+from importlib import import_module
 
-from wancoll.errors import ConfigError
+from wancoll.errors import ConfigError, without_package
 from wancoll.net.listen import open_listeners
 
 _LEAST_TOKEN = 16  # characters
+
+
+def listeners_for(what: str, where: str, token: str, module: str) -> list[socket.socket]:
+    """Open the listeners of the option --*what* WHERE; none where that is "".
+
+    Raises ConfigError: see guarded(); or *module*, which serves them, needs a package that is not installed.
+    """
+    if not where:
+        return []
+    try:
+        import_module(module)  # only now: it may take a tenth of a second
+    except ImportError as missing:
+        raise without_package(f"--{what}", what, missing) from missing
+    return guarded(where, token, what)
 
 
 def guarded(where: str, token: str, what: str) -> list[socket.socket]:

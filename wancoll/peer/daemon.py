@@ -24,7 +24,7 @@ from wancoll.failpoints import Failpoints
 from wancoll.limits import keep_newest
 from wancoll.local import default_socket, default_state, join_address, split_addresses
 from wancoll.metrics.core.operations import Operations
-from wancoll.metrics.listeners import listeners
+from wancoll.metrics.guard import listeners_for
 from wancoll.native.engine import Cancelled, Done, Engine, LaneDown, Mismatch, kernel_name
 from wancoll.native.seal import check_possible
 from wancoll.net import clock
@@ -592,7 +592,7 @@ async def serve(
     if wallet is not None and wallet.own is not None and wallet.name != name:
         raise ConfigError("--name is not the certificate's", who="--cert", expected=name, got=wallet.name)
     workers = config.workers or max(1, min(4, (os.cpu_count() or 1) // 2))
-    metrics = listeners(config.metrics, config.metrics_token)
+    metrics = listeners_for("metrics", config.metrics, config.metrics_token, "wancoll.metrics.port")
     data_sockets = open_listeners(config.listen)
     local_socket = claim_socket(path)
     incarnation = secrets.randbits(63)
