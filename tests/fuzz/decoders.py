@@ -72,7 +72,7 @@ def stream(data: bytes, kind: Any = m.FromPeer) -> None:
         decoder.feed(data[half:])
     except ProtocolError:
         return
-    assert len(decoder.rest) <= MAX_BYTES + HEADER_BYTES
+    assert len(decoder._buffer) <= MAX_BYTES + HEADER_BYTES
 
 
 def run(seed: int, inputs: int) -> tuple[int, int]:

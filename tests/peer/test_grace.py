@@ -22,7 +22,7 @@ def cover(seq: int, number: int = 1, call: Descriptor = SUM) -> m.Cover:
 def covering(*mids: int, **options: Any) -> tuple[Driver, Any]:
     """A member whose daemon takes part in op 1, and that op."""
     d = Driver(*(mids or (1, 2)), **options)
-    [start] = d.member.cover(cover(1), 2.0)
+    [start] = d.member.hear(cover(1), 2.0, 1, 1)
     assert isinstance(start, cmd.StartOp)
     assert start.op.covers
     return d, start.op
@@ -31,7 +31,7 @@ def covering(*mids: int, **options: Any) -> tuple[Driver, Any]:
 def finish(d: Driver, seq: int = 1, number: int = 1) -> list[cmd.Command]:
     [done] = d.member.op_finished(d.engine_id, 7, 0)
     assert done == cmd.ToMaster(m.Vote("g", 1, number, seq, 7, SUM.fingerprint()))
-    return d.member.commit(m.Commit("g", number, seq, 1), 3.0)
+    return d.member.hear(m.Commit("g", number, seq, 1), 3.0, 1, 1)
 
 
 def test_a_call_with_grace_is_told_when_it_is_made_and_in_each_epoch_again() -> None:
@@ -42,7 +42,7 @@ def test_a_call_with_grace_is_told_when_it_is_made_and_in_each_epoch_again() -> 
     assert cmd.ToMaster(m.Grace("g", 1, 2, 1, SUM)) in entered
     d.ready(2)
     d.member.op_finished(d.engine_id - 1, 7, 0)
-    d.member.commit(m.Commit("g", 2, 1, 1), 3.0)
+    d.member.hear(m.Commit("g", 2, 1, 1), 3.0, 1, 1)
     assert "ToMaster:Grace" not in kinds(d.member.enter_epoch(epoch(3, 1, 2, upto=1), 2.0))
 
 
@@ -71,7 +71,7 @@ def test_the_client_hears_when_it_calls_after_the_commit() -> None:
     assert d.member.collectives.called == 1
     assert kinds(d.post(data())) == ["StartOp"]  # and goes on as ever
     d.member.op_finished(d.engine_id, 7, 0)
-    [result] = told(d.member.commit(m.Commit("g", 1, 2, 1), 4.0), m.Result)
+    [result] = told(d.member.hear(m.Commit("g", 1, 2, 1), 4.0, 1, 1), m.Result)
     assert result.counted
 
 
@@ -118,11 +118,11 @@ def test_a_call_that_differs_fails_alone(before: bool) -> None:
 def test_a_client_that_has_called_is_not_covered() -> None:
     d = Driver(1, 2)
     d.post(SUM)
-    assert d.member.cover(cover(1), 2.0) == []
-    assert d.member.cover(cover(2), 2.0) != []
-    assert d.member.cover(cover(2), 2.0) == []  # once
-    assert d.member.cover(cover(3, number=2), 2.0) == []  # of another epoch
-    assert d.member.cover(cover(4), 2.0) == []  # op 3 may be anything
+    assert d.member.hear(cover(1), 2.0, 1, 1) == []
+    assert d.member.hear(cover(2), 2.0, 1, 1) != []
+    assert d.member.hear(cover(2), 2.0, 1, 1) == []  # once
+    assert d.member.hear(cover(3, number=2), 2.0, 1, 1) == []  # of another epoch
+    assert d.member.hear(cover(4), 2.0, 1, 1) == []  # op 3 may be anything
 
 
 def test_void_ops_below_are_no_gap() -> None:
@@ -130,7 +130,7 @@ def test_void_ops_below_are_no_gap() -> None:
     d = Driver(1, 2, 3)
     d.member.enter_epoch(epoch(2, 1, 2, voids=voids), 2.0)
     d.ready(2)
-    assert kinds(d.member.cover(cover(3, number=2), 2.0)) == ["StartOp"]
+    assert kinds(d.member.hear(cover(3, number=2), 2.0, 1, 1)) == ["StartOp"]
     assert finish(d, seq=3, number=2) == []
     assert [kinds(d.post(SUM)) for _ in range(3)] == [["ToClient:Failure"]] * 2 + [["HandOver", "ToClient:Result"]]
 
@@ -159,11 +159,11 @@ def test_who_is_put_out_hears_that_and_no_more(committed: bool) -> None:
 def test_bounds() -> None:
     d = Driver(1, 2)
     d.member.collectives._limits = Limits(covers=2, cover_bytes=100)
-    assert kinds(d.member.cover(cover(1), 2.0)) == ["StartOp"]
+    assert kinds(d.member.hear(cover(1), 2.0, 1, 1)) == ["StartOp"]
     big = Descriptor(Kind.all_reduce, DType.float32, count=9, grace=0.5)
-    assert d.member.cover(cover(2, call=big), 2.0) == []  # 104 bytes in all
-    assert kinds(d.member.cover(cover(2), 2.0)) == ["StartOp"]
-    assert d.member.cover(cover(3), 2.0) == []
+    assert d.member.hear(cover(2, call=big), 2.0, 1, 1) == []  # 104 bytes in all
+    assert kinds(d.member.hear(cover(2), 2.0, 1, 1)) == ["StartOp"]
+    assert d.member.hear(cover(3), 2.0, 1, 1) == []
 
 
 def test_memory_is_held_only_for_what_will_be_handed_over() -> None:
@@ -173,10 +173,10 @@ def test_memory_is_held_only_for_what_will_be_handed_over() -> None:
     d.member.enter_epoch(epoch(2, 1, 2, voids=[m.Void(1, "ProtocolError", "digests differ", {})]), 2.0)
     d.ready(2)
     assert op.memory is not None  # the engine still has it
-    assert d.member.cover(cover(2, number=2), 2.0) == []
+    assert d.member.hear(cover(2, number=2), 2.0, 1, 1) == []
     d.member.op_cancelled(op.engine_id)
     assert op.memory is None
-    [start] = d.member.cover(cover(2, number=2), 2.0)
+    [start] = d.member.hear(cover(2, number=2), 2.0, 1, 1)
     assert isinstance(start, cmd.StartOp)
     start.op.memory = "zeros and a result"
     assert finish(d, seq=2, number=2) == []
@@ -201,11 +201,11 @@ def test_memory_is_held_only_for_what_will_be_handed_over() -> None:
 def test_what_no_client_can_call_is_not_covered_and_ends_nobody(call: Descriptor) -> None:
     """Another member's daemon has said it: what it says of its own call is no word about this daemon's master."""
     d = Driver(1, 2)
-    assert d.member.cover(cover(1, call=call), 2.0) == []
+    assert d.member.hear(cover(1, call=call), 2.0, 1, 1) == []
     assert kinds(d.post(SUM)) == ["StartOp", "ToMaster:Grace"]
 
 
 def test_an_aborted_epoch_is_not_for_it() -> None:
     d = Driver(1, 2)
-    d.member.abort(m.Abort("g", 1, 1, "calls differ"))
-    assert d.member.cover(cover(1), 2.0) == []
+    d.member.hear(m.Abort("g", 1, 1, "calls differ"), 0.0, 1, 1)
+    assert d.member.hear(cover(1), 2.0, 1, 1) == []

@@ -94,7 +94,7 @@ def test_an_op_runs_reports_done_and_ends_with_its_commit() -> None:
     assert kinds(d.post()) == ["StartOp"]
     [done] = d.member.op_finished(d.engine_id, digest=77, bytes_sent=9)
     assert done == cmd.ToMaster(m.Vote("g", 1, 1, 1, 77, data().fingerprint()))
-    [result] = told(d.member.commit(m.Commit("g", 1, 1, 1), 3.0), m.Result)
+    [result] = told(d.member.hear(m.Commit("g", 1, 1, 1), 3.0, 1, 1), m.Result)
     assert (result.id, result.seq, result.epoch, result.contributors) == (1, 1, 1, ["m1", "m2"])
     assert (result.digest, result.attempts, result.bytes_sent, result.seconds) == (77, 1, 9, 2.0)
     assert d.member.collectives.open == {}
@@ -143,9 +143,9 @@ def test_nothing_starts_before_the_links_are_up_and_then_in_order() -> None:
 def test_a_commit_before_done_or_of_another_epoch_is_ignored() -> None:
     d = Driver(1, 2)
     d.post()
-    assert d.member.commit(m.Commit("g", 1, 1, 1), 2.0) == []
+    assert d.member.hear(m.Commit("g", 1, 1, 1), 2.0, 1, 1) == []
     d.member.op_finished(d.engine_id, 7, 0)
-    assert d.member.commit(m.Commit("g", 2, 1, 1), 2.0) == []
+    assert d.member.hear(m.Commit("g", 2, 1, 1), 2.0, 1, 1) == []
 
 
 def test_a_late_abort_voids_a_finished_op_and_runs_it_again_from_front() -> None:
@@ -159,7 +159,7 @@ def test_a_late_abort_voids_a_finished_op_and_runs_it_again_from_front() -> None
     assert isinstance(start, cmd.StartOp)
     assert start.op.input_buffer == 0
     d.member.op_finished(d.engine_id, 8, 0)
-    [result] = told(d.member.commit(m.Commit("g", 2, 1, 1), 3.0), m.Result)
+    [result] = told(d.member.hear(m.Commit("g", 2, 1, 1), 3.0, 1, 1), m.Result)
     assert (result.attempts, result.contributors, result.digest) == (2, ["m1", "m2"], 8)
 
 
@@ -266,7 +266,7 @@ def test_what_was_stopped_may_have_been_committed_by_others() -> None:
     d = Driver(1, 2)
     d.post(), d.post()
     [done] = d.member.op_finished(d.engine_id - 1, 7, 0)
-    d.member.abort(m.Abort("g", 1, 2, "members call different collectives"))
+    d.member.hear(m.Abort("g", 1, 2, "members call different collectives"), 0.0, 1, 1)
     d.member.op_cancelled(d.engine_id)
     seen = [(1, 7, done.message.fingerprint)]
     commands = d.member.evicted(m.Evicted("g", 1, "m1 was late", 0, 1, 1, seen), 2.0)
@@ -358,7 +358,7 @@ def test_update_membership_sends_a_token_and_ends_with_the_commit() -> None:
     d = Driver(1, 2)
     assert kinds(d.update()) == ["ToMaster:Vote", "StartOp"]
     token = d.engine_id
-    commands = d.member.commit(m.Commit("g", 1, 1, 1), 2.0)
+    commands = d.member.hear(m.Commit("g", 1, 1, 1), 2.0, 1, 1)
     [result] = told(commands, m.Result)
     assert result.id == 1
     assert cmd.CancelOp(token) in commands
@@ -419,7 +419,7 @@ def test_an_epoch_is_entered_from_what_changed() -> None:
 
 def test_the_master_asks_for_a_call_that_comes_later() -> None:
     d = Driver(1, 2)
-    assert d.member.abort(m.Abort("g", 1, 1, "mismatch")) == []
+    assert d.member.hear(m.Abort("g", 1, 1, "mismatch"), 0.0, 1, 1) == []
     [answer] = d.post()
     assert answer == cmd.ToMaster(m.Mismatch("g", 1, 1, 1, str(data()), data().fingerprint()))
 
@@ -427,7 +427,7 @@ def test_the_master_asks_for_a_call_that_comes_later() -> None:
 def test_of_a_mismatch_the_root_is_named() -> None:
     """Its rank is the ring's, which is not torch's."""
     d = Driver(1, 2)
-    d.member.abort(m.Abort("g", 1, 1, "mismatch"))
+    d.member.hear(m.Abort("g", 1, 1, "mismatch"), 0.0, 1, 1)
     [answer] = d.post(Descriptor(Kind.broadcast, DType.float32, count=4, root=1))
     assert isinstance(answer, cmd.ToMaster)
     assert isinstance(answer.message, m.Mismatch)
@@ -635,7 +635,7 @@ def test_who_was_told_to_stop_reports_so_and_nothing_as_done() -> None:
     d.post()
     d.member.op_finished(d.engine_id, 7, 0)
     assert [(one.aborted, one.finished.done) for one in reports(d, 2)] == [(False, [(1, 7, data().fingerprint())])]
-    d.member.abort(m.Abort("g", 1, 1, "calls differ"))
+    d.member.hear(m.Abort("g", 1, 1, "calls differ"), 0.0, 1, 1)
     assert [(one.aborted, one.finished.done) for one in reports(d, 3)] == [(True, [])]
 
 
@@ -647,7 +647,7 @@ def reports(d: Driver, master: int) -> list[m.Report]:
 def test_links_that_come_up_after_an_abort_start_nothing() -> None:
     d = Driver(1, 2)
     d.post()
-    assert kinds(d.member.abort(m.Abort("g", 1, 1, "calls differ"))) == ["CancelOp", "ToMaster:Mismatch"]
+    assert kinds(d.member.hear(m.Abort("g", 1, 1, "calls differ"), 0.0, 1, 1)) == ["CancelOp", "ToMaster:Mismatch"]
     assert d.ready(1) == []
     assert d.post() == []
     assert d.member.enter_epoch(epoch(2, 1, 2), 1.0)
@@ -666,7 +666,7 @@ def test_only_results_that_all_have_are_compared() -> None:
     d.post(Descriptor(Kind.reduce_scatter, count=4))
     [done] = d.member.op_finished(d.engine_id, 77, 9, 5, 0.25)
     assert done.message.digest == 0
-    [result] = told(d.member.commit(m.Commit("g", 1, 1, 1), 3.0), m.Result)
+    [result] = told(d.member.hear(m.Commit("g", 1, 1, 1), 3.0, 1, 1), m.Result)
     assert (result.digest, result.algorithm, result.bytes_saved, result.codec_error) == (77, "ring", 5, 0.25)
 
 
@@ -674,7 +674,7 @@ def test_a_barrier_is_an_op_with_no_result() -> None:
     d = Driver(1, 2)
     assert kinds(d.post(Descriptor(Kind.barrier))) == ["StartOp"]
     assert kinds(d.member.op_finished(d.engine_id, 0, 0)) == ["ToMaster:Vote"]
-    [result] = told(d.member.commit(m.Commit("g", 1, 1, 1), 3.0), m.Result)
+    [result] = told(d.member.hear(m.Commit("g", 1, 1, 1), 3.0, 1, 1), m.Result)
     assert result.algorithm == "none"
 
 
@@ -685,7 +685,7 @@ def test_a_member_that_is_left_alone_stands_at_its_update_though_an_old_token_is
     d.member.enter_epoch(epoch(2, 1), 2.0)
     assert d.ready(2) == [cmd.ToMaster(m.Vote("g", 1, 2, 1, *tally.UPDATE))]
     assert d.member.op_cancelled(token) == []
-    assert told(d.member.commit(m.Commit("g", 2, 1, 1), 3.0), m.Result)
+    assert told(d.member.hear(m.Commit("g", 2, 1, 1), 3.0, 1, 1), m.Result)
 
 
 def test_what_is_told_of_a_call_fits_its_message() -> None:
@@ -699,7 +699,7 @@ def test_what_is_told_of_a_call_fits_its_message() -> None:
 def test_alone_a_barrier_needs_no_engine() -> None:
     d = Driver(1)
     assert kinds(d.post(Descriptor(Kind.barrier))) == ["ToMaster:Vote"]
-    assert told(d.member.commit(m.Commit("g", 1, 1, 1), 3.0), m.Result)
+    assert told(d.member.hear(m.Commit("g", 1, 1, 1), 3.0, 1, 1), m.Result)
 
 
 def test_a_retry_speaks_of_the_same_root_and_a_later_call_of_the_old_epochs_rank() -> None:
@@ -777,7 +777,7 @@ def test_the_loss_of_a_link_that_nothing_uses_costs_nothing() -> None:
     d = Driver(1, 2, 3, 4)
     d.post(Descriptor(Kind.all_to_all, count=1))
     d.member.op_finished(d.engine_id, 7, 0)
-    d.member.commit(m.Commit("g", 1, 1, 1), 2.0)
+    d.member.hear(m.Commit("g", 1, 1, 1), 2.0, 1, 1)
     assert d.member.collectives.link_lost(3, "reset") == []
     assert kinds(d.post()) == ["StartOp"]
     assert kinds(d.post(Descriptor(Kind.all_to_all, count=1))) == ["Need"]

@@ -201,7 +201,7 @@ def test_the_master_hears_of_a_rooted_call_when_all_below_is_committed() -> None
     [done] = masters(v.hear(3, vote(1, 0, 1, 7, SUM)))
     assert isinstance(done, m.Vote)
     assert (done.seq, done.committed) == (2, 1)
-    assert told(v.member.commit(m.Commit("g", 1, 2, 1), 4.0), m.Result)[0].seq == 2
+    assert told(v.member.hear(m.Commit("g", 1, 2, 1), 4.0, 1, 1), m.Result)[0].seq == 2
 
 
 def test_told_to_stop_it_reports_what_it_has_and_finishes_nothing_else() -> None:
@@ -212,7 +212,7 @@ def test_told_to_stop_it_reports_what_it_has_and_finishes_nothing_else() -> None
     running = post(v.calls, data())
     v.member.post(running, v.member.call(running), 1.0)
     number = v.member.attempts.next - 1
-    [said] = masters(v.member.abort(m.Abort("g", 1, 0, "lost")))
+    [said] = masters(v.member.hear(m.Abort("g", 1, 0, "lost"), 0.0, 1, 1))
     assert said == m.Frozen("g", 1, 1, m.EpochReport(0, [(1, 7, SUM)], [], []))
     assert v.member.op_finished(number, 7, 0) == []
     assert v.hear(2, vote(1, 1, 1, 7, SUM)) == []
@@ -380,7 +380,7 @@ def test_a_master_that_is_back_is_asked_and_what_was_said_stands() -> None:
     v.run(UPDATE)
     v.member.without_master(3.0)
     v.member.master_is_back()
-    [result] = told(v.member.commit(m.Commit("g", 1, 1, 1), 4.0), m.Result)
+    [result] = told(v.member.hear(m.Commit("g", 1, 1, 1), 4.0, 1, 1), m.Result)
     assert result.asked_master
     assert notes(v.run(UPDATE)) == []
 
@@ -389,7 +389,7 @@ def test_it_reports_what_it_would_pass_and_ends_it_in_the_epoch_in_which_all_hav
     v = Voter()
     v.run(UPDATE)
     v.member.without_master(3.0)
-    [said] = masters(v.member.abort(m.Abort("g", 1, 0, "lost")))
+    [said] = masters(v.member.hear(m.Abort("g", 1, 0, "lost"), 0.0, 1, 1))
     assert isinstance(said, m.Frozen)
     assert said.finished == m.EpochReport(0, [(1, 0, UPDATE.fingerprint())], [], [])
     told_so = epoch(2, 1, 2, 3, upto=1)
@@ -414,7 +414,7 @@ def test_who_alone_heard_the_master_commit_it_is_asked_for_its_vote_when_the_mas
     v, late = Voter(), Voter()
     for each in (v, late):
         each.run(UPDATE)
-    v.member.commit(m.Commit("g", 1, 1, 1), 1.0)
+    v.member.hear(m.Commit("g", 1, 1, 1), 1.0, 1, 1)
     for each in (v, late):
         said = notes(each.member.without_master(3.0))
         assert said[:2] == [(2, vote(1, each is v)), (3, vote(1, each is v))]
@@ -471,7 +471,7 @@ def test_who_is_asked_says_its_votes_again_once_an_interval_and_not_once_it_is_f
     assert len(notes(v.hear(2, Ask(1, 0)))) == 3
     at(v, 4.0)
     assert notes(v.hear(3, Ask(1, 1))) == [again[0], again[2]]
-    v.member.abort(m.Abort("g", 1, 0, "lost"))
+    v.member.hear(m.Abort("g", 1, 0, "lost"), 0.0, 1, 1)
     at(v, 5.0)
     assert v.hear(3, Ask(1, 0)) == at(v, 6.0) == []
 
@@ -484,12 +484,12 @@ def test_as_many_votes_are_kept_as_another_member_can_lack() -> None:
         for mid in (2, 3):
             v.hear(mid, vote(1, 0, seq, 7, SUM))
     assert [note.seq for _, note in notes(v.hear(3, Ask(1, 0)))] == [0, 3, 4, 5]
-    [said] = masters(v.member.abort(m.Abort("g", 1, 0, "lost")))
+    [said] = masters(v.member.hear(m.Abort("g", 1, 0, "lost"), 0.0, 1, 1))
     assert said == m.Frozen("g", 1, 1, m.EpochReport(5, [(seq, 7, SUM) for seq in (3, 4, 5)], [], []))
 
 
 def test_frozen_it_passes_nothing() -> None:
     v = Voter()
     v.run(UPDATE)
-    v.member.abort(m.Abort("g", 1, 0, "lost"))
+    v.member.hear(m.Abort("g", 1, 0, "lost"), 0.0, 1, 1)
     assert v.member.without_master(3.0) == []

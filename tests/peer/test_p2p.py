@@ -94,7 +94,7 @@ def test_they_take_no_seq_and_wait_for_no_collective() -> None:
     [start] = d.post()
     assert start.op.seq == 1
     d.member.op_finished(start.op.engine_id, 7, 0)
-    assert told(d.member.commit(m.Commit("g", 1, 1, 1), 3.0), m.Result)
+    assert told(d.member.hear(m.Commit("g", 1, 1, 1), 3.0, 1, 1), m.Result)
     assert "recv(4 x float32, source=m2, tag=0) waits for the call of m2" in d.member.waiting_for()
 
 

@@ -212,12 +212,12 @@ async def test_results_are_handed_over_beside_the_event_loop_and_told_after(
     monkeypatch.setattr(arena, "_PIECE", 4096)
     monkeypatch.setattr(session._stream, "send", lambda data: sent.extend(decoder.feed(data)))
     call = replace(SUM, count=nbytes // 4)
-    session.run(session.member.cover(cover(1, call=call), 1.0))
+    session.run(session.member.hear(cover(1, call=call), 1.0, 1, 1))
     [op] = session.member.collectives.open.values()
     result = bytes(i % 251 for i in range(nbytes))
     ffi.memmove(ffi.cast("char *", op.memory.result_buffer), result, nbytes)
     session.op_finished(Done(op.engine_id, 7, 0))
-    session.run(session.member.commit(m.Commit("g", 1, 1, 1), 2.0))
+    session.run(session.member.hear(m.Commit("g", 1, 1, 1), 2.0, 1, 1))
     assert sent == []
     async with trio.open_nursery() as nursery:
         monkeypatch.setattr(session._daemon, "soon", nursery.start_soon, raising=False)
@@ -294,7 +294,7 @@ async def test_what_changes_after_the_end_is_the_clients_own_affair(
         op.attempts, op.input_hash = 2, 1  # of an earlier look: other bytes
         session._start(op, beside=False)
         session.op_finished(Done(op.engine_id, 7, 0))
-        session.run(session.member.commit(m.Commit("g", 1, 1, 1), 2.0))
+        session.run(session.member.hear(m.Commit("g", 1, 1, 1), 2.0, 1, 1))
         assert not session.idle
     assert not any(isinstance(one, m.Written) for one in told)
     assert session.idle

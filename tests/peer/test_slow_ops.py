@@ -144,7 +144,7 @@ def test_how_far_the_client_is() -> None:
     d.post()
     assert (d.member.collectives.called, d.member.oldest_call) == (2, 1)
     d.member.op_finished(100, digest=7, bytes_sent=9)
-    d.member.commit(m.Commit("g", 1, 1, 1), 3.0)
+    d.member.hear(m.Commit("g", 1, 1, 1), 3.0, 1, 1)
     assert (d.member.collectives.called, d.member.oldest_call) == (2, 2)
 
 

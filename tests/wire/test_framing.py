@@ -31,14 +31,14 @@ def test_any_cut_gives_the_same_messages(cuts: list[int]) -> None:
         found += decoder.feed(stream[at:cut])
         at = cut
     assert found == MESSAGES
-    assert decoder.rest == b""
+    assert decoder._buffer == b""
 
 
 def test_a_started_frame_is_kept() -> None:
     frame = encode(MESSAGES[0])
     decoder: Decoder[m.FromPeer] = Decoder(m.FromPeer, 4096)
     assert decoder.feed(frame + frame[:9]) == [MESSAGES[0]]
-    assert decoder.rest == frame[:9]
+    assert decoder._buffer == frame[:9]
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)

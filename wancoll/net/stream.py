@@ -206,10 +206,8 @@ class Stream:
         """TLS's handshake, before anything else is sent or received.
 
         What the other end sends may take long to judge: in a thread, so that nobody else waits for it. What has begun
-        there ends there, also for who is cancelled.
-
-        Args:
-            turns: shared with others' handshakes; None: none wait for this one.
+        there ends there, also for who is cancelled. *turns* are shared with others' handshakes; None: none wait for
+        this one.
 
         Raises:
             TlsFailed: the other end is not let in, or does not let this one in, or went away.

@@ -55,11 +55,7 @@ def change(base: m.Epoch, epoch: m.Epoch) -> m.EpochChange | None:
 
 
 def applied(base: m.Epoch, told: m.EpochChange) -> m.Epoch:
-    """The epoch that is meant.
-
-    Raises:
-        ProtocolError: it is about another base, or members that are not in it.
-    """
+    """The epoch that is meant. Raises ProtocolError: it is about another base, or members that are not in it."""
     if (told.group, told.base) != (base.group, base.epoch):
         raise ProtocolError(
             "tells what changed since an epoch that is not known here",

@@ -50,12 +50,9 @@ def decode_body(body: bytes | memoryview, kind: Any, *, who: str = "") -> Any:
 
 
 class Decoder(Generic[T]):
-    """Collects bytes until a whole frame is there.
+    """Collects bytes until a whole frame is there, with a body of *max_bytes* at most.
 
-    Args:
-        kind: a msgspec Struct type or a union of tagged ones.
-        max_bytes: largest body accepted.
-        who: names the sender in errors.
+    *kind* is a msgspec Struct type or a union of tagged ones; *who* names the sender in errors.
     """
 
     def __init__(self, kind: Any, max_bytes: int, who: str = "") -> None:
@@ -96,18 +93,9 @@ class Decoder(Generic[T]):
         """Whether *data*, fed now, would be one whole frame and nothing else."""
         return not self._buffer and data[:HEADER_BYTES] == _LENGTH.pack(max(0, len(data) - HEADER_BYTES))
 
-    @property
-    def rest(self) -> bytes:
-        """What was fed and belongs to a frame that is not complete yet."""
-        return bytes(self._buffer)
-
 
 def body_length(header: bytes, max_bytes: int, *, who: str = "") -> int:
-    """Length of the body that follows the four bytes *header*.
-
-    Raises:
-        ProtocolError: larger than *max_bytes*.
-    """
+    """Length of the body that follows the four bytes *header*. Raises ProtocolError: larger than *max_bytes*."""
     (length,) = _LENGTH.unpack(header)
     if length > max_bytes:
         raise ProtocolError("sent an oversized frame", who=who, expected=f"at most {max_bytes} bytes", got=f"{length}")

@@ -59,11 +59,7 @@ def pack(note: Vote | NewRound | Ask) -> bytes:
 
 
 def unpack(data: bytes, group: str, mid: int) -> Vote | NewRound | Ask:
-    """The note in *data*, which member *mid* of *group* has sent.
-
-    Raises:
-        ProtocolError: it is none.
-    """
+    """The note in *data*, which member *mid* of *group* has sent. Raises ProtocolError: it is none."""
     note: Vote | NewRound | Ask
     counted: tuple[int, ...]  # that are no bits
     kind = data[0] if data else 0

@@ -16,12 +16,7 @@ RENEWALS_PER_TTL = 3
 
 
 class Leadership:
-    """One lease of one leader.
-
-    Args:
-        ttl: seconds that a renewal holds, as the keeper granted it.
-        sent_at: when the lease was asked for.
-    """
+    """One lease of one leader, asked for at *sent_at*; a renewal holds *ttl* seconds, as the keeper granted it."""
 
     def __init__(self, ttl: float, sent_at: float) -> None:
         self.ttl = ttl
@@ -51,8 +46,7 @@ class Leadership:
 class StandbyResponder:
     """First messages that come while a master stands by: it says who leads, or keeps daemons until somebody does.
 
-    Args:
-        room: for so many; others are sent away, and come again.
+    There is *room* for so many; others are sent away, and come again.
     """
 
     def __init__(self, room: int) -> None:

@@ -18,19 +18,12 @@ EVERYTHING = Identity("", "admin")  # whoever connects, where a master has no ce
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The right to say a message.
+    """The right to say a message."""
 
-    Args:
-        roles: that may; admin may say all.
-        groups: gives the groups that it is about.
-        name: gives the daemon in whose name it is said, which a peer's certificate has to name.
-        anybody: may say it, also without a certificate.
-    """
-
-    roles: tuple[Role, ...]
-    groups: Callable[[Any], Iterable[str]] = lambda _: ()
-    name: Callable[[Any], str] = lambda _: ""
-    anybody: bool = False
+    roles: tuple[Role, ...]  # that may; admin may say all
+    groups: Callable[[Any], Iterable[str]] = lambda _: ()  # that the message is about
+    name: Callable[[Any], str] = lambda _: ""  # of the daemon that says it, which a peer's certificate has to name
+    anybody: bool = False  # may say it, also without a certificate
 
 
 def _its_group(message: Any) -> tuple[str, ...]:
@@ -80,12 +73,7 @@ class Refusal:
 
 
 def may(identity: Identity | None, message: m.FromPeer) -> Refusal | None:
-    """None: it may be taken in.
-
-    Args:
-        identity: of whoever says it, None: not verified.
-        message: any that a master takes.
-    """
+    """Why *message* may not be taken in from whoever has this *identity* (None: not verified); None: it may."""
     what = type(message).__name__
     rule = TABLE[type(message)]
     if rule.anybody:

@@ -123,16 +123,10 @@ def new_state(
 
 
 def step(state: State, now: float, event: Event, planner: Planner) -> Ready:
-    """Take in one event.
+    """Take in one event: change *state* in place, and return what must happen, in which order.
 
-    Args:
-        state: changed in place.
-        now: seconds on the shell's clock.
-        event: what happened.
-        planner: makes the plans of epochs that begin.
-
-    Returns:
-        What must happen, in which order. Steps' results are carried out in the order of steps.
+    *now* is seconds on the shell's clock; *planner* makes the plans of epochs that begin. Steps' results are carried
+    out in the order of steps.
     """
     this = Step(state, now, planner)
     _take(this, event)

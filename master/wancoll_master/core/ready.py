@@ -250,11 +250,7 @@ class Ready:
 
 
 class Held:
-    """Steps whose messages and closes wait until what was to be persisted is durable: in order, bounded.
-
-    Args:
-        room: for so many frames.
-    """
+    """Steps whose messages and closes wait until what was to be persisted is durable: in order, *room* for frames."""
 
     def __init__(self, room: int) -> None:
         self._room = room

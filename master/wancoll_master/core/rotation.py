@@ -27,22 +27,14 @@ T = TypeVar("T")
 class Rotation(Generic[T]):
     """A certificate authority, and its replacement while one is under way.
 
-    Attributes:
-        authorities: that are believed, the oldest first.
-        phase: one of those above.
-        since: seconds since 1970, when it began; 0.0: steady.
-        until: the same, when the next one begins.
-        period: seconds that each lasts at least.
-
-    Raises:
-        ValueError: there are more, or fewer, than belong to the phase.
+    Raises ValueError: there are more authorities, or fewer, than belong to the phase.
     """
 
-    authorities: tuple[T, ...]
+    authorities: tuple[T, ...]  # that are believed, the oldest first
     phase: Phase = "steady"
-    since: float = 0.0
-    until: float = 0.0
-    period: float = 0.0
+    since: float = 0.0  # seconds since 1970, when the phase began; 0.0: steady
+    until: float = 0.0  # seconds since 1970, when the next one begins
+    period: float = 0.0  # seconds that each lasts at least
 
     def __post_init__(self) -> None:
         expected = 1 if self.phase == "steady" else 2
@@ -65,16 +57,10 @@ class Rotation(Generic[T]):
         return (self.signs, *(one for one in self.authorities if one is not self.signs))
 
     def begin(self, new: T, now: float, period: float, ends: float) -> Rotation[T]:
-        """The first phase, with a *new* authority.
+        """Begin the first phase, with a *new* authority. Raises ConfigError: another one is under way.
 
-        Args:
-            new: it.
-            now: seconds since 1970.
-            period: seconds; a certificate's lifetime at least.
-            ends: seconds since 1970: when the last of the certificates that were signed so far does.
-
-        Raises:
-            ConfigError: another one is under way.
+        It lasts *period* seconds, no less than a certificate's lifetime, and at least until *ends*: then the last of
+        the certificates that were signed so far is over. *now* and *ends* are seconds since 1970.
         """
         if self.phase != "steady":
             raise ConfigError(

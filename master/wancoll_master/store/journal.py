@@ -61,8 +61,7 @@ class Journal:
     lock has missed a write, or has lost its newest part, or is an older copy. Then the next term begins without the
     groups, as if the journal were lost, and with numbers far above those that it knows.
 
-    Args:
-        path: of the file; "" or ":memory:" keeps all in memory.
+    The *path* "" or ":memory:" keeps all in memory.
 
     Raises:
         ConfigError: the file cannot be opened, is no journal of this format, or another master has it.

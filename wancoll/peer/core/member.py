@@ -144,11 +144,7 @@ class Member:
         return [cmd.ToMaster(m.Join(self.group, self.name, *numbers, was, self.call_timeout))]
 
     def call(self, post: m.Post) -> Call:
-        """What *post* calls.
-
-        Raises:
-            ProtocolError: nothing that can be called.
-        """
+        """What *post* calls. Raises ProtocolError: nothing that can be called."""
         return self._calls.call(post, self.mid)
 
     def post(self, post: m.Post, call: Call, now: float) -> list[cmd.Command]:
@@ -197,20 +193,21 @@ class Member:
                 return self.enter_epoch(message, now)
             case m.EpochChange():
                 return self.change_epoch(message, now)
-            case m.Commit():
-                return self.commit(message, now)
+            case m.Commit() if message.epoch == self.epoch_number:
+                return self.collectives.commit(message.upto, now)
             case m.Resumed():
                 return self.resumed(message)
-            case m.Abort():
-                return self.abort(message)
+            case m.Abort() if message.epoch == self.epoch_number:
+                self.master_session.known()  # a new master that was reported to wants the epoch to end
+                return self.collectives.abort(message.ask)
             case m.Matched() if self.view is not None:
                 return self.p2p.matched(message)
             case m.Settled() if self.view is not None:
                 return self.p2p.settled(message, now)
             case m.Evicted():
                 return self.evicted(message, now)
-            case m.Cover():
-                return self.cover(message, now)
+            case m.Cover() if self.view is not None and message.epoch == self.epoch_number:
+                return self.collectives.cover(message, now)
             case m.Updated() if self.view is not None:
                 return self.collectives.update_ended(message.outcome, now)
             case m.Redial() if message.epoch == self.epoch_number:
@@ -298,25 +295,6 @@ class Member:
         if self.view is None or told.epoch <= self.epoch_number or told.term < self.view.epoch.term:
             return []
         return self.enter_epoch(applied(self.view.epoch, told), now)
-
-    def commit(self, commit: m.Commit, now: float) -> list[cmd.Command]:
-        """All ops of the epoch up to commit.upto are committed (R1, R3)."""
-        if commit.epoch != self.epoch_number:
-            return []
-        return self.collectives.commit(commit.upto, now)
-
-    def abort(self, abort: m.Abort) -> list[cmd.Command]:
-        """Stop the epoch's ops; the master is about to send the next epoch."""
-        if abort.epoch != self.epoch_number:
-            return []
-        self.master_session.known()  # a new master that was reported to wants the epoch to end
-        return self.collectives.abort(abort.ask)
-
-    def cover(self, cover: m.Cover, now: float) -> list[cmd.Command]:
-        """Take part in a call for the client, if it has not made it (R20)."""
-        if self.view is None or cover.epoch != self.epoch_number:
-            return []
-        return self.collectives.cover(cover, now)
 
     def evicted(self, evicted: m.Evicted, now: float) -> list[cmd.Command]:
         """The master put this member out; what had committed until then still counts (R8)."""

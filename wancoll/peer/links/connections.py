@@ -191,11 +191,7 @@ class Connector:
         return self._seals
 
     async def open(self, addresses: Sequence[str], within: float) -> trio.SocketStream:
-        """Connect, and no more: nobody has said who is there.
-
-        Raises:
-            DialFailed: nobody answers.
-        """
+        """Connect, and no more: nobody has said who is there. Raises DialFailed: nobody answers."""
         return await dial(addresses, within, near_only=self._near_only)
 
     async def dial(self, addresses: Sequence[str], daemon: str, within: float) -> Connection:

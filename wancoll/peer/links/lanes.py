@@ -25,13 +25,10 @@ PREFERRED = ("bbr", "cubic")  # congestion controls that a plan may ask for
 
 
 def tune(sock: Any, congestion_control: str, limits: Limits, planned_congestion_control: str = "") -> None:
-    """Options of a connected lane's socket.
+    """Set the options of a connected lane's socket.
 
-    Args:
-        sock: connected.
-        congestion_control: this daemon's setting; "" keeps the system's.
-        limits: timeouts.
-        planned_congestion_control: goes before that between machines, where this kernel offers it; "": none.
+    This daemon's *congestion_control* is "" where the system's is kept. Between machines the planned one, if there is
+    one and this kernel offers it, goes before that.
     """
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     # No TCP_USER_TIMEOUT: it takes an end whose client calls late, and leaves bytes in the socket, for a broken one.
@@ -86,11 +83,7 @@ def _offers(name: str) -> bool:
 
 
 async def greet(connection: Connection, hello: m.LaneHello | m.ProbeHello, who: str) -> m.LaneWelcome:
-    """Dialler's half of the handshake; returns the answer.
-
-    Raises:
-        DialFailed: refused, closed or not understood.
-    """
+    """Dialler's half of the handshake; returns the answer. Raises DialFailed: refused, closed or not understood."""
     try:
         await connection.send_all(encode(hello))
         answer: m.LaneAnswer = await read_frame(connection, m.LaneAnswer, who=who)

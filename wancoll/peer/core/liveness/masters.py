@@ -66,11 +66,9 @@ class Masters:
         self._begin()
 
     def meet(self, answers: dict[str, tuple[str, int]]) -> None:
-        """All addresses were asked.
+        """All addresses were asked: *answers* has what elects the master there, and its id where it leads, or 0.
 
-        Args:
-            answers: by address, what elects the master there, and its id where it leads, or 0. Where two lead by the
-                same name they are of two etcds that were started alike: those have the same id.
+        Where two lead by the same name they are of two etcds that were started alike: those have the same id.
         """
         two = len({master for _, master in answers.values() if master}) > 1
         alike = two and len({by for by, _ in answers.values()}) == 1
@@ -88,13 +86,9 @@ class Masters:
         return ""
 
     def failed(self, hint: str = "") -> float:
-        """The try, or the connection, is over; chooses the next one.
+        """Choose the next try, since this one, or the connection, is over; returns the seconds to wait before it.
 
-        Args:
-            hint: the leader in the words of the master that was tried; "" if it named none.
-
-        Returns:
-            Seconds to wait before that try.
+        *hint* is the leader in the words of the master that was tried; "" if it named none.
         """
         before, self._failed = self._failed, self.address
         if hint and hint not in (before, self._failed) and self._hints < HINTS_PER_ROUND:

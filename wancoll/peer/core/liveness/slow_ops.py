@@ -40,14 +40,9 @@ def report(
     slow_after: float,
     lacks_input: Callable[[Op], bool] = lambda _: False,
 ) -> m.Waits | None:
-    """What the master is to know now; None if nothing is slow.
+    """What the master is to know now of *member*, and all *links* that it has, or needs; None if nothing is slow.
 
-    Args:
-        member: whose.
-        links: all that it has, or needs.
-        now: on the clock of Op.posted_at.
-        slow_after: seconds, see Limits.
-        lacks_input: whether an op of the engine's waits for its own client.
+    *now* is on the clock of Op.posted_at; *lacks_input* says whether an op of the engine's waits for its own client.
     """
     view = member.view
     if view is None:
@@ -141,13 +136,10 @@ def plain(waits: m.Waits | None, names: Callable[[int], str]) -> dict[str, objec
 def local_words(
     waits: m.Waits, names: Callable[[int], str], unheard: frozenset[int] | None = None, master: str = ""
 ) -> str:
-    """In a sentence, while the master has not said more: "" without an operation.
+    """What *waits*, in a sentence, while the master has not said more; "" without an operation.
 
-    Args:
-        waits: of the member.
-        names: of members.
-        unheard: who has not said that the first operation is finished there; None: the master commits it.
-        master: which one is away, and for how long; "": it is here.
+    *unheard* has not said that the first operation is finished there; None: the master commits it. *master* says which
+    one is away, and for how long; "": it is here.
     """
     if not waits.ops:
         return ""

@@ -41,9 +41,7 @@ class Pacer:
     def look(self, now: float, looks: Mapping[int, tuple[int, Mapping[int, TcpInfo]]]) -> dict[int, int]:
         """Take in all links that are up, and return those whose lanes' pace changes, with it in bytes per second.
 
-        Args:
-            now: seconds.
-            looks: by link: the plan's pace of a lane in bytes per second (0: none), and its lanes.
+        *looks* has for each the plan's pace of a lane in bytes per second (0: none), and its lanes.
         """
         changed = {}
         self._links = {number: link for number, link in self._links.items() if number in looks}
