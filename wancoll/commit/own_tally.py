@@ -73,7 +73,7 @@ class OwnTally(Tally):
         Raises:
             ProtocolError: more than it can know; nothing has changed.
         """
-        if self.frozen or sender not in self.others:
+        if sender not in self.others:
             return
         if vote.committed > max(self._last, self.committed):  # nobody commits what this one has not finished (C3)
             raise ProtocolError(

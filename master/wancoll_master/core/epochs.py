@@ -86,8 +86,7 @@ def _close(step: Step, group: Group) -> bool:
     known, members = group.committed, {member.mid: member for member in group.members}
     found = verdict(group, closing)
     closing.sure, closing.results = found.sure, closing.results + found.results
-    if found.out:  # below that their reports have counted, and what was found stands
-        closing.results = [one for one in closing.results if one[0] <= found.sure]
+    if found.out:  # below that their reports have counted, and what was found stands: all of it is sure
         for mid in found.out:
             closing.drop(mid)
         losses.lose(step, {members[mid]: why for mid, why in found.out.items()}, "evicted", tell=True, cause="nonsense")

@@ -552,8 +552,7 @@ def _go_on(step: Step, group: Group, newest: m.Report, reports: dict[int, m.Epoc
         last = counting.window_end(step, group)
         done = sorted(one for one in report.done if group.committed < one[0] <= last)
         for one in done[: counting.window(step)]:  # nobody honest has more; what is left out is as if it were not said
-            if mid in step.state.members and group.epoch == newest.epoch:  # else what others said has ended that
-                counting.vote(step, step.state.members[mid], m.Vote(group.name, mid, newest.epoch, *one))
+            counting.vote(step, step.state.members[mid], m.Vote(group.name, mid, group.epoch, *one))
     step.touch(group)
 
 
