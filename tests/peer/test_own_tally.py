@@ -108,7 +108,10 @@ def test_an_update_ends_by_the_votes_of_all_or_the_masters_word_and_not_by_that_
 def test_frozen_it_finishes_and_believes_nothing() -> None:
     b = tally()
     b.finish(1, (7, 9))
+    b.hear(2, vote(5, 0, 1, 7, 9))
     b.freeze()
+    b.hear(3, vote(5, 1, 1, 8, 9))
+    assert (b.claimed, b.divergent, b.unheard(1)) == (0, [], {3})
     for other in OTHERS:
         b.hear(other, vote(5, 1, 1, 7, 9))
     assert b.prefix() == 0
@@ -133,7 +136,26 @@ def test_memory_is_bounded_and_what_is_committed_is_forgotten() -> None:
     b.advance(1)
     b.hear(2, vote(5, 0, 3, 7, 9))
     with pytest.raises(ProtocolError, match="cannot have"):
-        b.hear(2, vote(5, 0, 4, 7, 9))
+        b.hear(2, vote(5, 1, 4, 7, 9))
+    assert b.claims[2] == 0  # nothing has changed
+
+
+def test_a_vote_that_began_before_its_senders_commit_takes_back_nothing_that_it_has_said() -> None:
+    b = tally()
+    b.finish(1, (7, 9))
+    b.hear(2, vote(5, 1))
+    b.hear(2, vote(5, 0, 2, 7, 9))
+    assert b.claimed == 1
+
+
+def test_unheard_are_those_that_have_not_voted_while_nobody_says_that_it_is_committed() -> None:
+    b = tally()
+    assert b.unheard(1) == OTHERS
+    b.finish(1, (7, 9))
+    b.hear(3, vote(5, 0, 1, 7, 9))
+    assert b.unheard(1) == {2}
+    b.hear(3, vote(5, 1))
+    assert (b.unheard(1), b.unheard(2)) == (set(), OTHERS)
 
 
 # ---- a member that has one --------------------------------------------------------------------------
