@@ -65,7 +65,7 @@ class EpochOutcome(NamedTuple):
     Args:
         sure: up to here all is committed, and somebody said so.
         upto: up to here all is committed; nothing above has happened, but for *tied*.
-        results: of what is committed, as in Report.done.
+        results: of what is committed, as in EpochReport.done, but for update_memberships, which have none.
         out: of those who go on, who has to be evicted first, by mid, and why: the rest is not decided.
         tied: of these seqs, where they are not void, nobody can say whether they have happened.
     """

@@ -198,7 +198,7 @@ class Collectives(Book):
         commands: list[cmd.Command] = []
         for seq, digest, fingerprint in digests:
             op = self.open.get(seq)
-            if op is not None and op.state is OpState.done and op.kind is not Kind.update_membership:
+            if op is not None and op.state is OpState.done:
                 done = self.done(op)
                 if (done.digest, done.fingerprint) == (digest, fingerprint):
                     commands += self._end_beside(op) + self.end(op, self._result(op, now))
