@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from msgspec.structs import replace
 
 from tests.peer.test_member import data, epoch, infos, kinds, post, told
+from tests.sim import mistakes
 from wancoll.collective import Descriptor, DType, Kind
 from wancoll.commit.own_tally import OwnTally
 from wancoll.errors import ProtocolError
@@ -134,7 +137,10 @@ def test_memory_is_bounded_and_what_is_committed_is_forgotten() -> None:
     with pytest.raises(ProtocolError, match="cannot have"):
         b.hear(2, vote(5, 0, 3, 7, 9))
     b.advance(1)
+    b.hear(2, vote(5, 0, 1, 7, 9))  # said again
     b.hear(2, vote(5, 0, 3, 7, 9))
+    b.advance(0)  # a master's word that comes late
+    assert (b.committed, sorted(b.open)) == (1, [2, 3])
     with pytest.raises(ProtocolError, match="cannot have"):
         b.hear(2, vote(5, 1, 4, 7, 9))
     assert b.claims[2] == 0  # nothing has changed
@@ -189,7 +195,7 @@ class Voter:
             commands += self.member.op_finished(self.member.attempts.next - 1, 7, 0, now=2.0)
         return commands
 
-    def hear(self, mid: int, note: m.Vote | Ask) -> list[cmd.Command]:
+    def hear(self, mid: int, note: m.Vote | NewRound | Ask) -> list[cmd.Command]:
         return self.member.links_say(links.Noted(self.owner, mid, pack(note)), 3.0)
 
 
@@ -224,6 +230,8 @@ def test_the_master_hears_of_a_rooted_call_when_all_below_is_committed() -> None
     assert isinstance(done, m.Vote)
     assert (done.seq, done.committed) == (2, 1)
     assert told(v.member.hear(m.Commit("g", 1, 2, 1), 4.0, 1, 1), m.Result)[0].seq == 2
+    [said] = masters(v.member.hear(m.Abort("g", 1, 0, "lost"), 0.0, 1, 1))
+    assert said.finished.collected == []
 
 
 def test_told_to_stop_it_reports_what_it_has_and_finishes_nothing_else() -> None:
@@ -262,6 +270,9 @@ def test_a_link_that_was_lost_is_asked_for_and_hears_all_again() -> None:
     assert [one.mids for one in commands if isinstance(one, links.Need)] == [{3}]
     again = v.member.links_ready(1, [2, 3])
     assert notes(again) == [(3, vote(1, 0)), (3, vote(1, 0, 1, 7, SUM)), (3, NewRound(1, 1))]
+    v.hear(2, vote(1, 0, 1, 7, SUM))
+    assert notes(v.hear(3, vote(1, 0, 1, 7, SUM))) == []  # the others have heard the same votes
+    assert v.member.collectives.committed == 1
 
 
 def test_what_the_engine_said_over_a_link_that_was_lost_is_said_again_over_the_next_one() -> None:
@@ -379,6 +390,16 @@ def test_an_update_that_has_ended_in_a_later_epoch_lets_nothing_above_it_end_in_
     assert told(v.enter(3, upto=1), m.Result) == []
     again = v.member.links_ready(3, [2, 3])
     assert [one.op.seq for one in again if isinstance(one, cmd.StartOp)] == [2, 3, 4]
+
+
+def test_an_update_that_has_ended_in_this_epoch_stops_nothing() -> None:
+    v = Voter()
+    v.run(Descriptor(Kind.update_membership))
+    v.run()
+    for mid in (2, 3):
+        assert v.hear(mid, vote(1, 0, 2, 7, SUM)) == []
+    commands = v.member.hear(m.Updated("g", 1, m.UpdateOutcome(1, 1, ["m1", "m2", "m3"])), 2.0, 1, 1)
+    assert sorted((result.seq, result.epoch) for result in told(commands, m.Result)) == [(1, 1), (2, 1)]
 
 
 # ---- update_membership without a master (C11) ---------------------------------------------------------
@@ -514,4 +535,23 @@ def test_frozen_it_passes_nothing() -> None:
     v = Voter()
     v.run(UPDATE)
     v.member.hear(m.Abort("g", 1, 0, "lost"), 0.0, 1, 1)
-    assert v.member.without_master(3.0) == []
+    assert v.member.without_master(3.0) == v.hear(2, NewRound(1, 1)) == []
+
+
+@pytest.mark.parametrize(
+    ("mistake", "test"),
+    [
+        (
+            "not_reporting_what_was_passed_alone",
+            test_it_reports_what_it_would_pass_and_ends_it_in_the_epoch_in_which_all_have,
+        ),
+        (
+            "ending_in_the_next_epoch_what_was_passed",
+            test_it_reports_what_it_would_pass_and_ends_it_in_the_epoch_in_which_all_have,
+        ),
+        ("votes_of_an_older_epoch", test_a_note_or_a_question_of_an_epoch_that_is_over_counts_for_nothing),
+    ],
+)
+def test_planted_mistakes_are_found(mistake: str, test: Callable[[], None]) -> None:
+    with getattr(mistakes, mistake)(), pytest.raises(AssertionError):
+        test()

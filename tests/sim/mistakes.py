@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from math import inf
 from typing import Any
@@ -399,41 +399,6 @@ def no_look_at_what_stands_still() -> Iterator[None]:
     """A vote that a member keeps to itself holds up another one for ever."""
     with patch.object(blame, "_act_if_stalled", lambda step, group, wait, message: None):
         yield
-
-
-MISTAKES: list[Callable[[], contextlib.AbstractContextManager[None]]] = [
-    reporting_without_freezing,
-    a_note_after_the_freeze,
-    freezing_before_the_engine_is_asked,
-    telling_the_evicted_at_once,
-    forgetting_what_is_done,
-    not_waiting_for_all,
-    no_digest_for_the_evicted,
-    definite_with_nobody_left,
-    rooted_kinds_included,
-    barriers_of_one_frame,
-    a_window_of_the_master,
-    notes_without_room,
-    notes_behind_data,
-    notes_not_said_again,
-    nobody_waits_where_all_were_lost,
-    admitting_beside_who_goes_on_alone,
-    not_reporting_what_was_passed_alone,
-    ending_in_the_next_epoch_what_was_passed,
-    passing_on_ones_own,
-    not_telling_those_who_came_late,
-    no_round_after_a_loss,
-    rounds_said_to_nobody,
-    running_again_in_place,
-    undoing_what_was_said,
-    not_running_again_what_is_finished,
-    forming_at_once_where_nothing_is_known,
-    giving_numbers_again_after_a_loss,
-    doubt_about_what_is_decided,
-    the_last_word_first,
-    believing_another_members_word,
-    no_look_at_what_stands_still,
-]
 
 
 @contextlib.contextmanager
