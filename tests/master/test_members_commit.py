@@ -133,6 +133,7 @@ COUNTED = {
     "a tie of four": ([(1, A), (0, A), (0, B), (0, NONE)], "m0 m1 m2 m3", 0, [1]),
     "what is above a tie": ([(3, {1: 7, 2: 7, 3: 7}), (1, {1: 7, 3: 7})], "m0 m1", 1, [2, 3]),
     "results are kept of the newest alone": ([(50, {50: 7}), (49, {49: 7, 50: 7}), (0, NONE)], "m0 m1", 50, []),
+    "the liar claims all up to what all have": ([(5, {5: 7}), (0, {5: 7}), (0, {5: 7})], "m1 m2", 0, []),
     "a huge claim": ([(0, A), (0, A), (1 << 40, {1 << 40: 7})], "m0 m1", 1, []),
     "most lie": ([(1, A), (0, B), (0, B)], "m1 m2", 1, []),
 }  # fmt: skip
