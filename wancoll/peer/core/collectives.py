@@ -443,7 +443,6 @@ class Collectives(Book):
         """
         tally = self.tally
         if tally is None or tally.frozen or tally.claimed <= tally.committed:
-            self._behind = -1
             return []
         asks, self._behind = self._behind == tally.committed, tally.committed
         to = tuple(sorted(tally.others & self._up))
