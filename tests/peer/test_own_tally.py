@@ -254,7 +254,7 @@ def test_told_to_stop_it_reports_what_it_has_and_finishes_nothing_else() -> None
 
 def test_what_a_master_asked_for_in_an_epoch_is_not_answered_in_the_next_one() -> None:
     v = Voter()
-    v.member.abort(m.Abort("g", 1, 1, "calls differ"))
+    v.member.hear(m.Abort("g", 1, 1, "calls differ"), 0.0, 1, 1)
     v.enter(2)
     v.member.links_ready(2, [2, 3])
     assert masters(v.run()) == []
