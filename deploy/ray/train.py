@@ -40,12 +40,12 @@ class Trainer:
         return wancoll.run(self.loop, master=master, token=token, start_world=nodes, patience=600)
 
     def catch_up(self, comm):
-        """Everyone gets the state of whoever is furthest."""
+        """Give all members the state of the one that is furthest."""
         self.step = comm.sync_state({"weights": self.weights}, revision=self.step).revision
 
     def loop(self, comm):
         """Yours in place of it."""
-        self.catch_up(comm)  # a newcomer begins here, too, and who comes back
+        self.catch_up(comm)  # newcomers, and members that come back, begin here, too
         gradient = comm.empty(self.weights.shape, np.float32)
         while self.step < 100:
             gradient[:] = 1
@@ -53,7 +53,7 @@ class Trainer:
             self.weights -= gradient
             self.step += 1
             if self.step % 10 == 0:
-                comm.update_membership()  # lets in who waits
+                comm.update_membership()  # admits joiners
                 self.catch_up(comm)
         return self.step
 

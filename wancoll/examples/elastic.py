@@ -43,7 +43,7 @@ def train(comm: Communicator, member: Member) -> None:
         weights = digest(model.parameters()) if step == options.steps else ""
         member.tell(step, loss.item(), receipt.contributors, receipt.bytes_sent, x.numel(), weights)
         while step < options.steps:
-            comm.update_membership()  # lets in who waits
+            comm.update_membership()  # admits joiners
             step = comm.sync_state(model, adam, revision=step).revision
             if step != options.steps * 2 // 3 or comm.world_size >= options.world:
                 break
