@@ -1,20 +1,23 @@
 """One op on its way, a collective or a send or recv, and the states of its life. Pure.
 
     state      entered when                               left when
-    waiting    called; an epoch began; an Abort           a collective: its links are up -> running
-                                                          a send or recv: the master has the other half -> matched
+    waiting    called, or late (R20); an epoch began; an  a collective: its links are up -> running
+               Abort                                      a send or recv: the master has the other half -> matched
     matched    Matched came                               the link and those before it on the link are ready -> running
+                                                          there is no link: Settled -> ended
     running    handed to the engine: one more attempt     the engine has let go of this and all older ones -> done
-    done       the master was told Done or P2PDone        committed -> ended
+    done       its vote, or P2PDone, was sent; a later    committed, or Settled -> ended
+               round may run it again (C12)
     given_up   the master was told GiveUp                 the master voids it -> ended (R14)
     ended      its outcome is known                       the engine has let go of its memory -> the client is told
 
 A new epoch takes what it does not end back to waiting, from any state (R2, R4). An Abort does so with collectives that
-are running or done. A waiting collective that cannot run in the epoch, or shall not run again, is given up.
+are running, and where the master collects with those that are done; so does a new round with those that are running. A
+waiting collective that cannot run in the epoch, or shall not run again, is given up.
 
 An attempt has an engine id of its own. A new epoch cancels it, and the next one may start before the engine has said
 Cancelled: both then read the input and write the result. So `live` keeps every attempt for which the engine may still
-touch memory, and nothing is said before it is empty: no Done, since the digest must be of the bytes that will be read
+touch memory, and nothing is said before it is empty: no vote, since the digest must be of the bytes that will be read
 (R13), and no outcome, since the client may then use the memory again (R3). A finish that crosses its cancel is of an
 older attempt and says nothing.
 
