@@ -140,21 +140,7 @@ def without_package(option: str, extra: str, missing: ImportError) -> ConfigErro
     )  # fmt: skip
 
 
+# What messages name: all of these errors but TimeoutError, whose work belongs to one process.
 BY_NAME: dict[str, type[WancollError]] = {
-    cls.__name__: cls
-    for cls in (
-        WancollError,
-        OperationAborted,
-        WorldTooSmall,
-        Evicted,
-        CollectiveMismatch,
-        MasterUnreachable,
-        OutcomeUnknown,
-        PeerDaemonLost,
-        AskedToLeave,
-        ProtocolError,
-        ConfigError,
-        ArenaFull,
-        DeviceError,
-    )
+    kind.__name__: kind for kind in (WancollError, *WancollError.__subclasses__()) if kind is not TimeoutError
 }

@@ -28,8 +28,7 @@ STORE = ("store_write", "store_sync")  # where "fail" is possible
 class Failpoints:
     """Armed failpoints; each fires once, but for those that "fail".
 
-    Args:
-        token: a client must show it to arm anything; empty: nothing can be armed.
+    A client must show *token* to arm anything; empty: nothing can be armed.
     """
 
     def __init__(self, token: str) -> None:

@@ -28,13 +28,9 @@ class Health:
 
 
 def health(status: Status, now: float, *, group: str = "", mute: Iterable[str] = ()) -> Health:
-    """What to say first.
+    """What to say first of *status*, a master's answer; of the one *group*, "": of all.
 
-    Args:
-        status: a master's answer.
-        now: seconds since 1970, to tell how long ago events were.
-        group: of this one alone; "": of all.
-        mute: addresses of masters that give no status, beside the one that does.
+    *now*, seconds since 1970, tells how long ago events were. *mute* are addresses of masters that give no status.
     """
     others = sorted(each.name for each in status.groups)
     status = of_group(status, group)
@@ -45,13 +41,7 @@ def health(status: Status, now: float, *, group: str = "", mute: Iterable[str] =
 
 
 class HealthSum:
-    """health(), of groups that are taken in one by one: a master of very many does other things in between.
-
-    Args:
-        events: of the status.
-        now: seconds since 1970.
-        gone: of the status.
-    """
+    """health(), of groups that are taken in one by one: a master of very many does other things in between."""
 
     def __init__(self, events: Sequence[EventRecord], now: float, gone: Iterable[tuple[str, int, str]] = ()) -> None:
         self._now, self._gone = now, {name: (members, who) for name, members, who in gone}
@@ -79,13 +69,9 @@ class HealthSum:
             self._back = _is_back(group, self._loss)
 
     def health(self, daemons: int, *, wanted: str = "", others: Sequence[str] = (), mute: Iterable[str] = ()) -> Health:
-        """What to say first.
+        """What to say first, of so many *daemons*; *wanted* is the one group that was asked for, "": all were.
 
-        Args:
-            daemons: how many there are.
-            wanted: the one group that was asked for; "": all were.
-            others: names of all groups.
-            mute: as health() has it.
+        *others* are names of all groups, and *mute* is as health() has it.
         """
         cures = {name: _CURE.format(name) for name in self._gone}
         lost = self._lost.items()

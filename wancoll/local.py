@@ -106,12 +106,9 @@ def _own_folder(path: str) -> str:
 
 
 def open_to_others(found: os.stat_result, *, reads: bool = False, sticky: bool = False) -> bool:
-    """Whether somebody but this user and root may change a file, or what is in a folder.
+    """Whether somebody but this user and root may change a file, or what is in a folder; with *reads* or read it.
 
-    Args:
-        found: of it.
-        reads: or read it.
-        sticky: who may only add to a folder, as to /tmp, changes nothing.
+    *sticky*: who may only add to a folder, as to /tmp, changes nothing.
     """
     if found.st_uid not in (0, os.geteuid()):
         return True

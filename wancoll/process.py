@@ -31,11 +31,7 @@ _starters: dict[int, ThreadPoolExecutor] = {}  # process id -> the thread that f
 
 
 def die_with_parent(parent: int) -> None:
-    """SIGKILL this process when the thread that started it ends.
-
-    Args:
-        parent: process id of the parent; if it is gone already, this process ends at once.
-    """
+    """SIGKILL this process when the thread that started it ends, or now, if process *parent* has ended already."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         code = ctypes.get_errno()
@@ -71,12 +67,8 @@ def start(
 ) -> Child:
     """Start a program or a Python module (see this module), in a session of its own, with nothing on standard input.
 
-    Args:
-        label: names it in errors, and its files in *folder*: LABEL.out and LABEL.log, standard output and error.
-        command: the program and its arguments.
-        folder: where the files go; LABEL.log is appended to.
-        environment: of the child; None: this process's.
-        place: entered by the starting thread meanwhile: the host that the child runs on.
+    *label* names it in errors, and its files in *folder*: LABEL.out has its standard output, and its standard error is
+    appended to LABEL.log. The thread that starts it has entered *place* meanwhile: the host that the child runs on.
     """
     out, log = (os.path.join(folder, f"{label}.{end}") for end in ("out", "log"))
 
@@ -94,14 +86,9 @@ def start(
 
 
 class Child:
-    """A child process.
+    """A child process, called *label* in errors; *poll* gives its exit_code.
 
-    Args:
-        label: names it in errors.
-        pid: process id.
-        poll: gives the exit code, None while it runs, minus the signal's number if one ended it.
-        out: path of the file with its standard output, which said() reads.
-        log: path of the file with its standard error.
+    *out* and *log* are paths of the files with its standard output, which said() reads, and its standard error.
     """
 
     def __init__(self, label: str, pid: int, poll: Callable[[], int | None], out: str = "", log: str = "") -> None:

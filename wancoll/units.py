@@ -19,28 +19,20 @@ _COUNTS = {"": 0, "k": 3, "M": 6, "G": 9, "B": 9, "T": 12}  # powers of ten
 
 
 def parse_duration(text: str, what: str) -> float:
-    """Seconds of "5us", "40ms" or "0.2s"; 0 is one.
-
-    Args:
-        text: a number and a unit of DURATIONS.
-        what: the option that it is for.
+    """Seconds of "5us", "40ms" or "0.2s", a number and a unit of DURATIONS; 0 is one.
 
     Raises:
-        ConfigError: not of that form.
+        ConfigError: not of that form; *what* is the option that it is for.
     """
     number, unit = _measure(text, what, DURATIONS, "a duration", "a number and ns, us, ms or s, such as 5us or 40ms")
     return float(f"{number}e{DURATIONS[unit]}")  # exactly what float("5e-6") is
 
 
 def parse_rate(text: str, what: str) -> float:
-    """Bytes per second of "100GB/s" (10^9 bytes), "500Mbit/s" or "1.5GiB/s".
-
-    Args:
-        text: a number above 0 and a unit of RATES.
-        what: the option that it is for.
+    """Bytes per second of "100GB/s" (10^9 bytes), "500Mbit/s" or "1.5GiB/s", a number above 0 and a unit of RATES.
 
     Raises:
-        ConfigError: not of that form.
+        ConfigError: not of that form; *what* is the option that it is for.
     """
     expected = (
         "a number above 0 and a unit such as B/s, MB/s, GB/s, GiB/s, Mbit/s or Gbit/s, as in 100GB/s or 500Mbit/s"
@@ -53,14 +45,10 @@ def parse_rate(text: str, what: str) -> float:
 
 
 def parse_size(text: str, what: str) -> int:
-    """Bytes of "4096", "1K", "64MiB", "2G" (powers of 1024) or "2GB" (powers of 1000).
-
-    Args:
-        text: a whole number above 0, and a unit.
-        what: the option that it is for.
+    """Bytes of "4096", "1K", "64MiB", "2G" (powers of 1024) or "2GB" (powers of 1000): whole, and above 0.
 
     Raises:
-        ConfigError: not of that form.
+        ConfigError: not of that form; *what* is the option that it is for.
     """
     match = _SIZE.fullmatch(text.strip())
     base = 1000 if match and (match[3] or "").upper() == "B" else 1024
@@ -76,14 +64,10 @@ def parse_size(text: str, what: str) -> int:
 
 
 def parse_count(text: str, what: str) -> int:
-    """A number of things: "4096", "500k", "7B" or "1.5M", powers of 1000.
-
-    Args:
-        text: a number above 0, and a unit.
-        what: the option that it is for.
+    """A number of things, above 0: "4096", "500k", "7B" or "1.5M", powers of 1000.
 
     Raises:
-        ConfigError: not of that form.
+        ConfigError: not of that form; *what* is the option that it is for.
     """
     match = _COUNT.fullmatch(text.strip())
     count = round(float(match[1]) * 10 ** _COUNTS[match[2]]) if match else 0

@@ -199,13 +199,9 @@ def other_answer(answer: msgspec.Struct, who: str, expected: str, what: str = "d
 
 
 def daemon_says(path: str, question: msgspec.Struct, timeout: float, patience: float) -> Iterator[m.FromDaemon]:
-    """Ask the daemon at *path*; yields what it says, until it closes the connection.
+    """Ask the daemon whose socket is at *path*; yields what it says, until it closes the connection.
 
-    Args:
-        path: of its unix socket.
-        question: for it.
-        timeout: seconds to connect.
-        patience: seconds for all that it says.
+    It has *timeout* seconds to take the connection, and *patience* seconds for all that it says.
 
     Raises:
         OSError: it cannot be reached, or says no more in time.

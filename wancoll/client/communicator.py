@@ -958,17 +958,9 @@ class _Call:
     ) -> Receipt | Work:  # fmt: skip
         """Post it, and wait for it unless it is asynchronous.
 
-        Args:
-            source: what this member gives.
-            target: what takes the result here.
-            count: as Descriptor has it.
-            counts: as Descriptor has it.
-            blocks: where the result has a block from each contributor: their elements, in rank order.
-            coding: how elements travel.
-            feed: changes what is given.
-            fresh: the target was made for the result.
-            kept: the target has the result already.
-            grace: as Descriptor has it.
+        This member gives *source*, and *target* takes the result here: it is *fresh* where it was made for that, and
+        *kept* where it has the result already. *blocks*: where the result has a block from each contributor, their
+        elements, in rank order. *count*, *counts* and *grace* are as Descriptor has them.
         """
         either = source or target
         assert either is not None

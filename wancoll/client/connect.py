@@ -153,15 +153,10 @@ def join(
     path: str, attach: m.Attach, private: PrivateDaemon | None, deadline: float | None, reason: str,
     look: Callable[[], None] | None = None,
 ) -> Communicator:  # fmt: skip
-    """Attach to the daemon at *path*, and wait for a place.
+    """Attach to the daemon at *path*, and wait for a place until *deadline*, a time.monotonic(); None: without end.
 
-    Args:
-        path: of its socket.
-        attach: what is said to it.
-        private: the daemon, if it is this communicator's own.
-        deadline: a time.monotonic(); None: never.
-        reason: for the log: why it is that daemon.
-        look: called now and then while it waits for a place; what it raises ends that.
+    *private* is the daemon, if it is this communicator's own. *reason* says to the log why it is that daemon. *look* is
+    called now and then while it waits for a place; what it raises ends that.
 
     Raises:
         WancollError: as connect() does.

@@ -47,19 +47,11 @@ class Parting(NamedTuple):
 
 
 class Connection:
-    """One member's connection, after the handshake.
+    """One member's connection, after the handshake."""
 
-    Attributes:
-        place: in the group: rank and members of the current epoch.
-        partings: who has gone since this member came; of many the last.
-        label: of every call's descriptor.
-        ahead: of every recv: as Post has it.
-        regrets: why streams waited for these calls in vain, by number of the call; the next call raises them.
-    """
-
-    place: m.EpochInfo
-    label = ""
-    ahead = False
+    place: m.EpochInfo  # in the group: rank and members of the current epoch
+    label = ""  # of every call's descriptor
+    ahead = False  # of every recv: as Post has it
 
     def __init__(self, group: str, channel: Channel, arena: Arena, private: PrivateDaemon | None) -> None:
         self.group, self.arena = group, arena
@@ -69,8 +61,9 @@ class Connection:
         self._over: m.Failure | None = None  # why the connection is over
         self._pending: dict[int, Work] = {}  # posted, not finished; in program order
         self._last_id = 0
+        # Why streams waited for calls in vain, by number of the call; the next call raises it.
         self.regrets: dict[int, WancollError] = {}
-        self.partings: dict[str, Parting] = {}
+        self.partings: dict[str, Parting] = {}  # who has gone since this member came; of many the last
         self._slow: m.Slow | None = None  # what the daemon said last of a call that waits
         self._posting = threading.Lock()
         self._turn = threading.Lock()

@@ -35,19 +35,12 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plans:
-    """What the machine shall do.
+    """What the machine shall do."""
 
-    Args:
-        members: of a group.
-        lanes: TCP connections to each.
-        rate: bytes per second of the slowest path.
-        rtt: seconds, of the longest.
-    """
-
-    members: int
-    lanes: int
-    rate: float
-    rtt: float
+    members: int  # of a group
+    lanes: int  # TCP connections to each
+    rate: float  # bytes per second of the slowest path
+    rtt: float  # seconds, of the longest path
 
 
 def files(soft: int, hard: int, plans: Plans) -> Finding:
@@ -212,27 +205,16 @@ def certificate(what: str, left: float) -> Finding:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A connection from here to a daemon's lanes was tried; *problem* "": it was made.
+    """A connection from here to a daemon's lanes was tried."""
 
-    Args:
-        daemon: its name.
-        address: "host:port".
-        problem: why there is none.
-        rtt: seconds.
-        mtu: bytes of a packet, as the kernel has found out; 0: not known.
-        mss: bytes of a segment.
-        swallowed: the direction in which a full packet was lost without a word, "there" or "back"; "": none.
-        passes: bytes of a smaller packet that came through both ways; 0: none did.
-    """
-
-    daemon: str
-    address: str
-    problem: str
-    rtt: float = 0.0
-    mtu: int = 0
-    mss: int = 0
-    swallowed: str = ""
-    passes: int = 0
+    daemon: str  # its name
+    address: str  # "host:port"
+    problem: str  # why there is no connection; "": there is one
+    rtt: float = 0.0  # seconds
+    mtu: int = 0  # bytes of a packet, as the kernel has found out; 0: not known
+    mss: int = 0  # bytes of a segment
+    swallowed: str = ""  # the direction in which a full packet was lost without a word, "there" or "back"; "": none
+    passes: int = 0  # bytes of a smaller packet that came through both ways; 0: none did
 
 
 def ways(tried: Sequence[Way]) -> Iterator[Finding]:

@@ -26,10 +26,7 @@ _TOLD = ("group", "member", "epoch", "seq", "op", "algorithm", "codec", "bytes",
 
 
 def send(traced: Mapping[str, Sequence[Row]]) -> int:
-    """Make spans, and send them; returns how many.
-
-    Args:
-        traced: by daemon its rows (peer/core/tracing.py), times in seconds since 1970.
+    """Make spans, and send them; returns how many. *traced*: see timeline.timeline.
 
     Raises:
         WancollError: they are not taken.

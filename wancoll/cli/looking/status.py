@@ -117,13 +117,10 @@ class Role:
 
 
 def find(masters: list[str], asking: Asking = Asking(), *, named: Mapping[str, str] = {}) -> tuple[Status, list[Role]]:
-    """Ask all masters at once; the leader's answer, and what each one is.
+    """Ask all *masters*, each "host:port", at once; the leader's answer, and what each one is.
 
-    Args:
-        masters: "host:port" of each.
-        asking: who asks, and how many seconds the whole answer may take.
-        named: leaders beside *masters*, by whom of these each was named; none: they are asked, too, where only
-            standbys answer.
+    *named*: leaders beside *masters*, by whom of these each was named; none: they are asked, too, where only standbys
+    answer.
 
     Raises:
         MasterUnreachable: none says in time that it leads.

@@ -41,14 +41,9 @@ def terminal() -> Console:
 def render(
     answer: Status, masters: Iterable[str], console: Console, *, brief: bool = False, whole: Status | None = None
 ) -> Iterator[RenderableType]:
-    """All of it, as wide as *console*.
+    """All of *answer*, as wide as *console*; *brief*: without plans, failed links and measured paths.
 
-    Args:
-        answer: events are shown as they are there.
-        masters: of several, what each is.
-        console: measures.
-        brief: without plans, failed links and measured paths.
-        whole: what the master said, of which *answer* is the part of one group; None: it is all.
+    Of several *masters*: what each is. *whole*: what the master said, of which *answer* is the part of one group.
     """
     whole = whole or answer
     yield Text(
@@ -70,13 +65,9 @@ def render(
 
 
 def screen(first: Iterable[RenderableType], rest: Status, others: Iterable[RenderableType], console: Console) -> Group:
-    """What fits on one screen: below the rest the events of *rest*, the newest of them in any case.
+    """What fits on one screen: the lines *first*, then *others*, what render() makes of *rest* without events.
 
-    Args:
-        first: lines above all.
-        rest: its events are shown.
-        others: what render() makes of it without events.
-        console: measures.
+    Below stand the events of *rest*, the newest of them in any case.
     """
     above = console.render_lines(Group(*first, *others), pad=False)
     events: Sequence[EventRecord] = rest.events

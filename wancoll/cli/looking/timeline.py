@@ -70,9 +70,7 @@ class TraceFile(msgspec.Struct):
 def timeline(traced: Mapping[str, Sequence[Row]], clock: Clock | None = None) -> TraceFile:
     """A trace file: a process for each daemon, a thread for each member of a group, and more where calls overlap.
 
-    Args:
-        traced: by daemon its rows (peer/core/tracing.py), times in seconds since 1970.
-        clock: of the machine.
+    *traced* has by daemon its rows (peer/core/tracing.py), times in seconds since 1970; *clock* is the machine's.
     """
     events: list[Event] = []
     for pid, daemon in enumerate(sorted(traced), 1):
@@ -95,10 +93,7 @@ def timeline(traced: Mapping[str, Sequence[Row]], clock: Clock | None = None) ->
 
 
 def merged(files: Mapping[str, TraceFile]) -> TraceFile:
-    """All of them in one, by the first one's clock: a master's stood beside each.
-
-    Args:
-        files: by name, each of another machine.
+    """All *files*, each of another machine, in one, by the first one's clock: a master's stood beside each.
 
     Raises:
         ConfigError: one does not know a master's clock, or knows another master's than the others.

@@ -160,13 +160,7 @@ def sweep(comm: Communicator, settings: Settings) -> Generator[list[Row], None, 
 
 
 class Bench:
-    """One size on one rank.
-
-    Args:
-        comm: the group.
-        settings: of the whole run.
-        size: bytes of the larger tensor; rounded down to what all ranks can share.
-    """
+    """One size on one rank: *size* bytes of the larger tensor, rounded down to what all ranks can share."""
 
     def __init__(self, comm: Communicator, settings: Settings, size: int) -> None:
         self._comm, self._settings = comm, settings

@@ -21,25 +21,15 @@ OUTLIER = 6.0  # an element that is this many times further off than the error a
 
 @dataclass(frozen=True)
 class Collective:
-    """One row of nccl-tests' conventions (PERFORMANCE.md there), for n ranks.
-
-    Args:
-        name: of the collective.
-        factor: busbw / algbw: "2(n-1)/n", "(n-1)/n" or "1".
-        given: "tensor", "blocks" (one for each rank), or "" for nothing.
-        gets: the same of the result; "in place": it takes the place of what is given.
-        given_at_root: only the root gives.
-        gets_at_root: only the root gets.
-        reduces: whether it has a reduce op.
-    """
+    """One row of nccl-tests' conventions (PERFORMANCE.md there), for n ranks."""
 
     name: str
-    factor: str
-    given: str
-    gets: str
-    given_at_root: bool = False
-    gets_at_root: bool = False
-    reduces: bool = False
+    factor: str  # busbw / algbw: "2(n-1)/n", "(n-1)/n" or "1"
+    given: str  # "tensor", "blocks" (one for each rank), or "" for nothing
+    gets: str  # the same of the result; "in place": it takes the place of what is given
+    given_at_root: bool = False  # only the root gives
+    gets_at_root: bool = False  # only the root gets
+    reduces: bool = False  # it has a reduce op
 
     @property
     def rooted(self) -> bool:
@@ -101,18 +91,9 @@ def known_values(op: str, rank: int, world_size: int) -> Array:
 
 def reduced(op: str, contributions: list[Array]) -> Array:
     """The reduction of all ranks' known values, as Python's numbers would give it."""
-    result: Array
-    match ReduceOp[op]:
-        case ReduceOp.prod:
-            result = np.prod(contributions, axis=0)
-        case ReduceOp.min:
-            result = np.min(contributions, axis=0)
-        case ReduceOp.max:
-            result = np.max(contributions, axis=0)
-        case ReduceOp.avg:
-            result = np.sum(contributions, axis=0) // len(contributions)
-        case ReduceOp.sum:
-            result = np.sum(contributions, axis=0)
+    if op == "avg":
+        return reduced("sum", contributions) // len(contributions)
+    result: Array = getattr(np, op)(contributions, axis=0)  # numpy's names are ours
     return result
 
 
@@ -182,26 +163,14 @@ def allowed_error(codec: Codec, algorithm: str, world_size: int, count: int) -> 
 
     The codec's nominal one is for contributions that are encoded once, and the result once. Algorithms that encode
     sums again on their way lose a part of each: the variances of at most N (N-1) / 2 of them add up, and that of the
-    result's. Three standard deviations are allowed for what few elements scatter.
-
-    Args:
-        codec: not none.
-        algorithm: that ran.
-        world_size: N.
-        count: elements.
+    result's, where N is *world_size*. Three standard deviations are allowed for what few elements scatter.
     """
     growth = 1.0 if algorithm in ENCODE_ONCE else math.sqrt(max(1.0, (world_size + 2) / 4))
     return dict(NOMINAL_ERROR)[codec] * growth * (1 + 3 / math.sqrt(count))
 
 
 def rounding_error(tensor: Array, op: str, world_size: int, allowed: float) -> tuple[int, float]:
-    """Compare a result with the exact reduction of the ranks' noise.
-
-    Args:
-        tensor: the result, shape (count,).
-        op: sum, avg, min or max.
-        world_size: contributors.
-        allowed: by `allowed_error`.
+    """Compare a result, shape (count,), of sum, avg, min or max with the exact reduction of the ranks' noise.
 
     Returns:
         (wrong elements, relative L2 error). The error is relative to what the result's norm is expected to be from the

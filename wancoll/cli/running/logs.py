@@ -9,12 +9,7 @@ import structlog
 
 
 def configure(level: str, form: str) -> None:
-    """Send all structlog loggers to stderr.
-
-    Args:
-        level: "debug", "info", "warning" or "error".
-        form: "console", "json", or "auto" for console on a terminal and JSON elsewhere.
-    """
+    """Send all structlog loggers to stderr; *level* and *form* are the options --log-level and --log-format."""
     tty = sys.stderr.isatty()
     console = form == "console" or (form == "auto" and tty)
     renderers: list[structlog.typing.Processor] = (

@@ -85,12 +85,9 @@ def say(line: str) -> None:
 def run(name: str, serve: Serve, describe: Callable[[Any], str], waits: Callable[[Any], Wait] | None = None) -> None:
     """Run *serve* until it returns. The first SIGTERM or SIGINT sets its stop event, a second one ends the process.
 
-    Args:
-        name: of the service, for the readiness line "wancoll NAME ready ...".
-        serve: the service.
-        describe: turns the value that *serve* started with into the rest of the readiness line.
-        waits: gives for that value what the service waits for before it is ready; meanwhile the line is
-            "wancoll NAME started ... and waits for ...". None: it is ready when it has started.
+    It says "wancoll NAME ready ...", with what *describe* makes of the value that *serve* started with. *waits* gives
+    for that value what the service waits for before it is ready; meanwhile the line is "wancoll NAME started ... and
+    waits for ...". None: it is ready when it has started.
 
     Raises:
         ConfigError: in an exception group; the system refused something before the service had started (an address in

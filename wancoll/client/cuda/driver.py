@@ -103,18 +103,11 @@ def _forked(who: str) -> ConfigError:
 
 
 class Device:
-    """One device as one connection uses it: its primary context, and streams of our own.
-
-    Attributes:
-        inward: the stream of copies from the device.
-        outward: the stream of copies to it.
-        telling: the stream of what is to be told of copies; they do not wait for that.
-        last: the mark behind the last copy to it.
-    """
+    """One device as one connection uses it: its primary context, and streams of our own."""
 
     def __init__(self, driver: Driver, ordinal: int) -> None:
         self._driver, self.ordinal = driver, ordinal
-        self.last: Mark | None = None
+        self.last: Mark | None = None  # behind the last copy to the device
         self._over = ""  # why its marks cannot be looked at any more
         self._closed = False  # all that was queued is done
         self._events: list[Any] = []  # that no mark uses
@@ -136,6 +129,7 @@ class Device:
         except BaseException:
             self.close("it could not be set up")
             raise
+        # Of copies from the device, of copies to it, and of what is to be told of copies: they do not wait for that.
         self.inward, self.outward, self.telling = self.streams
 
     @contextmanager

@@ -16,22 +16,15 @@ from wancoll.errors import ArenaFull, DeviceError
 
 
 class Entry:
-    """A pinned block.
-
-    Attributes:
-        lease: held as long as the block is registered.
-        marks: the block is free when the device has come to all of them.
-        unmarked: copies that may be under way without a mark: an error came in between.
-        returning: tells the pool that nobody holds the block any more.
-    """
+    """A pinned block."""
 
     __slots__ = ("lease", "marks", "returning", "unmarked")
 
     def __init__(self, lease: Lease) -> None:
-        self.lease = lease
-        self.marks: list[Mark] = []
-        self.unmarked = 0
-        self.returning: _Returning | None = None
+        self.lease = lease  # held as long as the block is registered
+        self.marks: list[Mark] = []  # the block is free when the device has come to all of them
+        self.unmarked = 0  # copies that may be under way without a mark: an error came in between
+        self.returning: _Returning | None = None  # tells the pool that nobody holds the block any more
 
     def free(self) -> bool:
         """Whether no copy of a device uses the block."""

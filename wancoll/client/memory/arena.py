@@ -40,24 +40,16 @@ def size_class(nbytes: int) -> int:
 
 
 class Block:
-    """Addresses that show a part of the arena's file.
-
-    Attributes:
-        pages: the wc_block; its offset changes when pages are swapped.
-        address: of the first byte, for good.
-        nbytes: size, for good.
-        used: bytes that the holder asked for.
-        stamp: when it was last given back; counts up. 0: never, so it is as cold as its holder left it.
-        returning: gives it back when its lease dies.
-    """
+    """Addresses that show a part of the arena's file: *nbytes* from *address* on, for good."""
 
     __slots__ = ("address", "nbytes", "pages", "returning", "stamp", "used")
 
     def __init__(self, address: int, offset: int, nbytes: int) -> None:
-        self.pages = ffi.new("wc_block *", (address, offset, nbytes))
+        self.pages = ffi.new("wc_block *", (address, offset, nbytes))  # its offset changes when pages are swapped
         self.address, self.nbytes = address, nbytes
-        self.used = self.stamp = 0
-        self.returning: _Returning | None = None
+        self.used = 0  # bytes that the holder asked for
+        self.stamp = 0  # when it was last given back; counts up. 0: never, so it is as cold as its holder left it
+        self.returning: _Returning | None = None  # gives it back when its lease dies
 
     @property
     def offset(self) -> int:

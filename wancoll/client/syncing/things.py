@@ -38,15 +38,7 @@ class _Held:
 
 
 class Things:
-    """The things of one sync_state.
-
-    Attributes:
-        tensors: of all of them, by name.
-        described: what other members are told beside.
-
-    Raises:
-        ConfigError: one of them cannot be synchronised.
-    """
+    """The things of one sync_state. Raises ConfigError: one of them cannot be synchronised."""
 
     def __init__(self, given: Sequence[Any]) -> None:
         names: dict[str, int] = {}
@@ -55,7 +47,8 @@ class Things:
             name = type(thing).__name__
             names[name] = names.get(name, 0) + 1
             self._held.append(_held(thing, name if names[name] == 1 else f"{name}#{names[name]}"))
-        self.tensors: dict[str, Any] = {}
+        self.tensors: dict[str, Any] = {}  # of all things, by name
+        # What other members are told beside the tensors.
         self.described = tuple(Thing(each.name, each.loose, self._packed(each)) for each in self._held)
         self._mine = self.described
         self._made: set[str] = set()  # tensors that were not there

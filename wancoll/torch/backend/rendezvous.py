@@ -184,8 +184,7 @@ class Cluster:
     def close(self, *, wait: bool = True) -> None:
         """End what belongs to this process. Its communicators are closed. Safe to call again.
 
-        Args:
-            wait: at rank 0, for the others' end, so that the master can end with it; else that ends by itself.
+        Rank 0 may *wait* for the others' end, so that the master can end with it; else that ends by itself.
         """
         if self._rank == 0 and hasattr(self, "_server"):
             self.met()
