@@ -141,6 +141,5 @@ def without_package(option: str, extra: str, missing: ImportError) -> ConfigErro
 
 
 # What messages name: all of these errors but TimeoutError, whose work belongs to one process.
-BY_NAME: dict[str, type[WancollError]] = {
-    kind.__name__: kind for kind in (WancollError, *WancollError.__subclasses__()) if kind is not TimeoutError
-}
+_KINDS: tuple[type[WancollError], ...] = (WancollError, *WancollError.__subclasses__())
+BY_NAME = {kind.__name__: kind for kind in _KINDS if kind is not TimeoutError}

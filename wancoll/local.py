@@ -126,13 +126,7 @@ def default_journal(port: int) -> str:
     Raises:
         ConfigError: it cannot be made.
     """
-    try:
-        return os.path.join(state_folder(), f"master-{port}.sqlite")
-    except OSError as bad:
-        raise ConfigError(
-            "there is no place for the journal", expected=_STATE, got=str(bad),
-            hint="choose a path with --journal, or --journal none",
-        ) from bad  # fmt: skip
+    return _in_state_folder(f"master-{port}.sqlite", "the journal", "choose a path with --journal, or --journal none")
 
 
 def default_state(name: str) -> str:
@@ -141,11 +135,14 @@ def default_state(name: str) -> str:
     Raises:
         ConfigError: it cannot be made.
     """
+    return _in_state_folder(name, "keys", "choose a folder with --state")
+
+
+def _in_state_folder(name: str, what: str, hint: str) -> str:
     try:
         return os.path.join(state_folder(), name)
     except OSError as bad:
-        hint = "choose a folder with --state"
-        raise ConfigError("there is no place for keys", expected=_STATE, got=str(bad), hint=hint) from bad
+        raise ConfigError(f"there is no place for {what}", expected=_STATE, got=str(bad), hint=hint) from bad
 
 
 def state_folder(name: str = "") -> str:

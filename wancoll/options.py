@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,19 +19,14 @@ Flat = Parameter(name="*")  # of a dataclass whose fields are options
 Unseen = Parameter(parse=False)  # of a field that is none
 
 
-def _check_seconds(_type: Any, value: float) -> None:
-    if not (math.isfinite(value) and value > 0):
-        raise ValueError(f"Expected a number of seconds above 0, got {value}.")
+def _seconds(expected: str, fits: Callable[[float], bool]) -> Any:
+    """A validator for those seconds that *fits* takes."""
 
+    def check(_type: Any, value: float) -> None:
+        if not fits(value):
+            raise ValueError(f"Expected a number of seconds{expected}, got {value}.")
 
-def _check_seconds_or_ever(_type: Any, value: float) -> None:
-    if not value > 0:
-        raise ValueError(f"Expected a number of seconds above 0, or inf, got {value}.")
-
-
-def _check_seconds_or_none(_type: Any, value: float) -> None:
-    if not (math.isfinite(value) and value >= 0):
-        raise ValueError(f"Expected a number of seconds, 0 or above, got {value}.")
+    return check
 
 
 def between(low: int, high: int) -> Any:
@@ -72,9 +68,11 @@ def check_picture(path: Path, *, what: str) -> None:
         raise ConfigError("cannot write the picture", who=what, expected=expected, got=str(path))
 
 
-Seconds = Annotated[float, Parameter(validator=_check_seconds)]
-SecondsOrEver = Annotated[float, Parameter(validator=_check_seconds_or_ever)]  # inf: without end
-SecondsOrNone = Annotated[float, Parameter(validator=_check_seconds_or_none)]  # 0: not at all
+Seconds = Annotated[float, Parameter(validator=_seconds(" above 0", lambda value: 0 < value < math.inf))]
+# inf: without end
+SecondsOrEver = Annotated[float, Parameter(validator=_seconds(" above 0, or inf", lambda value: value > 0))]
+# 0: not at all
+SecondsOrNone = Annotated[float, Parameter(validator=_seconds(", 0 or above", lambda value: 0 <= value < math.inf))]
 Switch = Annotated[bool, Parameter(negative=())]  # --option, without a --no-option
 Seed = Annotated[int, Parameter(validator=between(0, 2**63 - 1))]
 AsJson = Annotated[bool, Parameter(name="--json", negative=(), help="Print one JSON object instead of tables.")]

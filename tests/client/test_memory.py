@@ -46,7 +46,7 @@ def arena() -> Iterator[Arena]:
 
 
 def view(lease: Lease, nbytes: int | None = None) -> np.ndarray[Any, Any]:
-    return np.asarray(ArrayMemory(lease, nbytes or lease.block.nbytes))
+    return np.asarray(ArrayMemory(lease, lease.block.address, nbytes or lease.block.nbytes))
 
 
 def shown_offset(address: int) -> int:

@@ -23,8 +23,7 @@ def draw(outcome: Outcome, path: str) -> None:
     _losses(upper, outcome)
     _world(lower, outcome)
     for axes in (upper, lower):
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
+        axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(colors=INK, labelsize=9)
     figure.savefig(path, format="png", dpi=DPI, facecolor="white")
 

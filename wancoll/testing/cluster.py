@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from wancoll.errors import BY_NAME, ConfigError
@@ -466,12 +466,9 @@ class Cluster:
         return master
 
     def _ask_master(self, k: int, question: m.Arm | m.StatusRequest | m.MakeToken | m.RevokeToken, who: str) -> Any:
-        try:
-            with inside(self._network, "master"):
-                where, papers = self._master_addresses[k], self.papers
-                return ask(where, question, m.FromMaster, timeout=_ANSWER_TIMEOUT, who=who, papers=papers)
-        except OSError as bad:
-            raise ConfigError("does not answer", who=who, got=str(bad), hint="was it killed or paused?") from bad
+        with _answering(who), inside(self._network, "master"):
+            where, papers = self._master_addresses[k], self.papers
+            return ask(where, question, m.FromMaster, timeout=_ANSWER_TIMEOUT, who=who, papers=papers)
 
     def _listen_on(self, host: Host) -> str:
         if self._network is not None:
@@ -552,14 +549,20 @@ class Cluster:
         self._ask_peer(i, m.Arm(self._token, name, action), f"{self.name(i)}, {action} {name}")
 
     def _ask_peer(self, i: int, question: m.Arm | m.LocalStatusRequest, who: str) -> Any:
-        try:
+        with _answering(who):
             answer = ask(self.socket(i), question, m.FromDaemon, timeout=_ANSWER_TIMEOUT, who=who)
-        except OSError as bad:
-            raise ConfigError("does not answer", who=who, got=str(bad), hint="was it killed or paused?") from bad
         if isinstance(answer, m.Failure):
             kind = BY_NAME.get(answer.error, ConfigError)
             raise kind(answer.what, who=answer.who, expected=answer.expected, got=answer.got, hint=answer.hint)
         return answer
+
+
+@contextlib.contextmanager
+def _answering(who: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as bad:
+        raise ConfigError("does not answer", who=who, got=str(bad), hint="was it killed or paused?") from bad
 
 
 def _dialable(bound: str) -> tuple[str, int]:

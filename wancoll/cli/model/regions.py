@@ -145,5 +145,4 @@ def _scales(axes: Any) -> None:
     axes.set_ylabel("members, K", color=INK)
     axes.tick_params(colors=INK, labelsize=9)
     axes.grid(visible=True, color="white", linewidth=0.5, alpha=0.5)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    axes.spines[["top", "right"]].set_visible(False)

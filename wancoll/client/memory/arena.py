@@ -78,14 +78,14 @@ class _Returning(weakref.ref[Lease]):
 
 
 class ArrayMemory:
-    """The base of an array from Communicator.empty(): numpy holds it, it holds the block."""
+    """The base of an array over so many bytes from *address* on: numpy holds it, and it holds *keep*."""
 
-    __slots__ = ("__array_interface__", "_lease")
+    __slots__ = ("__array_interface__", "_keep")
 
-    def __init__(self, lease: Lease, nbytes: int) -> None:
-        self._lease = lease
+    def __init__(self, keep: object, address: int, nbytes: int, *, writable: bool = True) -> None:
+        self._keep = keep
         self.__array_interface__: dict[str, Any] = {
-            "data": (lease.block.address, False),
+            "data": (address, not writable),
             "shape": (nbytes,),
             "typestr": "|u1",
             "version": 3,

@@ -575,7 +575,8 @@ def new_array(arena: Arena, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.
     nbytes = prod(shape, start=dtype.itemsize)
     if not nbytes:
         return np.empty(shape, dtype)
-    return np.asarray(ArrayMemory(arena.take(nbytes), nbytes)).view(dtype).reshape(shape)
+    lease = arena.take(nbytes)
+    return np.asarray(ArrayMemory(lease, lease.block.address, nbytes)).view(dtype).reshape(shape)
 
 
 def new_on_device(shape: tuple[int, ...], dtype: Any, device: Any) -> Any:
@@ -639,23 +640,11 @@ def leading(out: Region, blocks: int, of: int, count: int) -> Any:
         shape = (out.shape[0] // of * blocks, *out.shape[1:]) if whole else (count,)
         return DeviceView(out, out.address, shape, out.dtype, out.device.stream, out.writable)
     if not isinstance(tensor, np.ndarray) and not is_torch(tensor):
-        tensor = np.asarray(_Memory(out)).view(_viewed(out.dtype)).reshape(out.shape)
+        memory = ArrayMemory(out, out.address, out.nbytes, writable=out.writable)
+        tensor = np.asarray(memory).view(_viewed(out.dtype)).reshape(out.shape)
     if of and out.shape and out.shape[0] % of == 0:
         return tensor[: out.shape[0] // of * blocks]
     return tensor.reshape(-1)[:count]
-
-
-class _Memory:
-    """Lets numpy look at a region; keeps it alive."""
-
-    def __init__(self, region: Region) -> None:
-        self._region = region
-        self.__array_interface__: dict[str, Any] = {
-            "data": (region.address, not region.writable),
-            "shape": (region.nbytes,),
-            "typestr": "|u1",
-            "version": 3,
-        }
 
 
 class DeviceView:

@@ -165,7 +165,8 @@ class Operation(dist.Work):
     def get_future(self) -> Any:
         """A future with result(). It is complete when that is there, never before."""
         with self._settling:
-            if self._future is None:
+            new = self._future is None
+            if new:
                 on = {each.device for each in self._result if each.device.type == "cuda"}
                 devices: list[int | str | torch.device] = sorted(on, key=str)
                 self._base = torch.futures.Future(devices=devices)
@@ -173,9 +174,6 @@ class Operation(dist.Work):
                 self._future = self._base.then(self._outcome)
                 if self.for_cpp:
                     self._future = _script().listed(self._future, self._result)
-                new = True
-            else:
-                new = False
         if new:
             if self.settle():
                 self.complete()
