@@ -55,11 +55,7 @@ class Failpoints:
         return not self.armed.keys().isdisjoint(("before_done", "half_done"))
 
     def hit(self, name: str) -> None:
-        """The code is at *name*.
-
-        Raises:
-            sqlite3.OperationalError: it is to fail.
-        """
+        """The code is at *name*. Raises sqlite3.OperationalError: it is to fail."""
         action = self.armed.get(name)
         if action == "fail":
             raise sqlite3.OperationalError("database or disk is full, as a fault test wants it")

@@ -146,11 +146,7 @@ def _in_state_folder(name: str, what: str, hint: str) -> str:
 
 
 def state_folder(name: str = "") -> str:
-    """The user's state folder, or *name* in it, which is made.
-
-    Raises:
-        OSError: it cannot be made.
-    """
+    """The user's state folder, or *name* in it, which is made. Raises OSError: it cannot be made."""
     base = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
     folder = os.path.join(base, "wancoll", name)
     os.makedirs(folder, mode=0o700, exist_ok=True)
@@ -158,11 +154,7 @@ def state_folder(name: str = "") -> str:
 
 
 def split_address(text: str, *, what: str = "address", default_port: int | None = None) -> tuple[str, int]:
-    """Split "host:port" into (host, port); IPv6 hosts stand in brackets.
-
-    Raises:
-        ConfigError: not of that form.
-    """
+    """Split "host:port" into (host, port); IPv6 hosts stand in brackets. Raises ConfigError: not of that form."""
     if text.isascii() and text.isdigit():  # a host to getaddrinfo: 7600 is 0.0.29.176
         raise ConfigError(
             f"{what} cannot be read", expected="host:port", got=f"{text!r}, a port alone",
@@ -183,11 +175,7 @@ def split_address(text: str, *, what: str = "address", default_port: int | None 
 
 
 def split_addresses(text: str, *, what: str = "addresses", default_port: int | None = None) -> list[tuple[str, int]]:
-    """Split "host:port,host:port" into [(host, port)], each one once.
-
-    Raises:
-        ConfigError: not of that form, or none.
-    """
+    """Split "host:port,host:port" into [(host, port)], each one once. Raises ConfigError: not of that form, or none."""
     found = dict.fromkeys(split_address(one.strip(), what=what, default_port=default_port) for one in text.split(","))
     if not all(host for host, _ in found):
         raise ConfigError(f"{what} cannot be read", expected="host:port, with a host to dial in each", got=repr(text))

@@ -40,29 +40,17 @@ def between(low: int, high: int) -> Any:
 
 
 def address(text: str, *, what: str, default_port: int | None = None) -> str:
-    """*text* as "host:port", the port filled in.
-
-    Raises:
-        ConfigError: it is not an address.
-    """
+    """*text* as "host:port", the port filled in. Raises ConfigError: it is not an address."""
     return join_address(*split_address(text, what=what, default_port=default_port))
 
 
 def addresses(text: str, *, what: str, default_port: int | None = None) -> str:
-    """*text* as "host:port,host:port", the ports filled in.
-
-    Raises:
-        ConfigError: one is not an address.
-    """
+    """*text* as "host:port,host:port", the ports filled in. Raises ConfigError: one is not an address."""
     return ",".join(join_address(*each) for each in split_addresses(text, what=what, default_port=default_port))
 
 
 def check_picture(path: Path, *, what: str) -> None:
-    """Check that the picture can be written: now, not after the work.
-
-    Raises:
-        ConfigError: it cannot.
-    """
+    """Check that the picture can be written: now, not after the work. Raises ConfigError: it cannot."""
     if path.is_dir() or not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
         expected = "a file in a folder that exists and can be written to"
         raise ConfigError("cannot write the picture", who=what, expected=expected, got=str(path))

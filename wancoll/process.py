@@ -142,11 +142,7 @@ class Child:
             time.sleep(_POLL)
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal.
-
-        Raises:
-            ConfigError: the process has ended.
-        """
+        """Send a signal. Raises ConfigError: the process has ended."""
         code = self.exit_code
         if code is not None:
             raise ConfigError(
@@ -172,11 +168,7 @@ class Child:
         self.signal(signal.SIGCONT)
 
     def wait(self, timeout: float) -> int:
-        """The exit code, once it ends by itself.
-
-        Raises:
-            ConfigError: it still runs after *timeout* seconds.
-        """
+        """The exit code, once it ends by itself. Raises ConfigError: it still runs after *timeout* seconds."""
         deadline = time.monotonic() + timeout
         while (code := self.exit_code) is None:
             if time.monotonic() > deadline:
@@ -209,11 +201,7 @@ def end(children: Sequence[Child], seconds: float) -> None:
 
 
 def wait_stopped(pid: int, label: str, timeout: float) -> None:
-    """Return once every thread of *pid* is stopped.
-
-    Raises:
-        ConfigError: not so within *timeout* seconds.
-    """
+    """Return once every thread of *pid* is stopped. Raises ConfigError: not so within *timeout* seconds."""
     deadline = time.monotonic() + timeout
     while not all(state == "T" for state in _thread_states(pid)):
         if time.monotonic() > deadline:

@@ -256,11 +256,7 @@ class Injector:
             self._cluster.kill(fresh)
 
     def _no_master(self) -> bool:
-        try:
-            _ = self._cluster.master_pid
-        except ConfigError:
-            return True
-        return False
+        return not self._cluster.master_running()
 
     # ---- inside --------------------------------------------------------------------------------------
 

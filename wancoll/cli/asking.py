@@ -86,11 +86,7 @@ class Asking:
         return master or (parse(self.join).address if self.join else DEFAULT_MASTER)
 
     def masters(self, master: str) -> list[str]:
-        """All of them, each "host:port", that where() gives.
-
-        Raises:
-            ConfigError: one is no address.
-        """
+        """All of them, each "host:port", that where() gives. Raises ConfigError: one is no address."""
         return addresses(self.where(master), what="--master", default_port=MASTER_PORT).split(",")
 
     def papers(self, master: str, *, named_by: str = "") -> Papers | None:
@@ -219,11 +215,7 @@ def daemon_says(path: str, question: msgspec.Struct, timeout: float, patience: f
 
 
 def check_request(command: str, names: Sequence[str], reason: str) -> None:
-    """Refuse names and a reason that no master takes.
-
-    Raises:
-        ConfigError: one is too long.
-    """
+    """Refuse names and a reason that no master takes. Raises ConfigError: one is too long."""
     if max(map(len, names)) > DEFAULT.name_chars or len(reason) > 500:
         raise ConfigError(
             "cannot ask for this", who=command,

@@ -43,11 +43,6 @@ class _Private:
     It is *label* in errors, and can be used, within *timeout* seconds, when it says a line that begins with *started*.
     The *environment* has what is secret, which others of the machine could read in the command.
 
-    Attributes:
-        number: among those of its kind that this process has now, from 1.
-        said: the rest of that line.
-        before: the lines before that one.
-
     Raises:
         ConfigError: it refuses its options; says the end of its log.
         PeerDaemonLost: it ended, or had not started in time; says the end of its log.
@@ -58,14 +53,14 @@ class _Private:
         environment: Mapping[str, str] = {},
     ) -> None:  # fmt: skip
         self._label = label
-        self.before: list[str] = []
+        self.before: list[str] = []  # the lines before that one
         self._process: subprocess.Popen[bytes] | None = None
         self._own = OwnFolder()
         self._directory = self._own.path
         self._log = os.path.join(self._directory, f"{command[0]}.log")
         with _numbering:
             taken = {each.number for each in _alive if type(each) is type(self)}
-            self.number: int = min(set(range(1, len(taken) + 2)) - taken)
+            self.number: int = min(set(range(1, len(taken) + 2)) - taken)  # among those of its kind, from 1
             _alive.add(self)
         arguments = [each.replace(_DIRECTORY, self._directory) for each in command]
         try:
@@ -79,7 +74,7 @@ class _Private:
                     env={**_environment(self.number), **environment},
                     start_new_session=True,
                 )
-            self.said = self._await_started(self._process, started, timeout)
+            self.said = self._await_started(self._process, started, timeout)  # the rest of that line
         except BaseException:
             self.stop()
             raise

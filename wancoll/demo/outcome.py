@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from rich.table import Table
 
@@ -96,8 +97,7 @@ class Outcome:
 
     def world_sizes(self) -> str:
         """The sizes of the world, one after the other: "4 -> 3 -> 4"."""
-        sizes = [len(step.contributors) for step in self.history]
-        return " -> ".join(str(size) for i, size in enumerate(sizes) if i == 0 or size != sizes[i - 1])
+        return " -> ".join(str(size) for size, _ in groupby(len(step.contributors) for step in self.history))
 
     def table(self) -> Table:
         """The comparison, for a terminal."""

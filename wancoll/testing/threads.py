@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -24,41 +25,32 @@ def in_threads(fn: Callable[[int], T], which: int | Iterable[int], timeout: floa
         BaseException: what the first failing call raised, in the order of the indices; a note names the others.
         TimeoutError: some had not returned in time (their threads are left behind).
     """
-    indices = list(range(which)) if isinstance(which, int) else list(which)
-    results: dict[int, T] = {}
-    failures: dict[int, BaseException] = {}
-    changed = threading.Condition()
-
-    def call(place: int, index: int) -> None:
-        try:
-            result = fn(index)
-        except BaseException as bad:
-            with changed:
-                failures[place] = bad
-                changed.notify_all()
-        else:
-            with changed:
-                results[place] = result
-                changed.notify_all()
-
-    for place, index in enumerate(indices):
-        threading.Thread(target=call, args=(place, index), name=f"in_threads-{index}", daemon=True).start()
     deadline = time.monotonic() + timeout
-    with changed:
-        while len(results) + len(failures) < len(indices):
-            if failures:
-                deadline = min(deadline, time.monotonic() + _GRACE)
-            if not changed.wait(max(0.0, deadline - time.monotonic())) and time.monotonic() >= deadline:
-                break
-        missing = [index for place, index in enumerate(indices) if place not in results and place not in failures]
-        late = f"calls {missing} had not returned in time" if missing else ""
-        if failures:
-            first = failures[min(failures)]
-            for place in sorted(failures):
-                first.add_note(f"in_threads: call {indices[place]} raised {failures[place]!r}")
-            if late:
-                first.add_note(f"in_threads: {late}")
-            raise first
-        if late:
-            raise TimeoutError(late)
-        return [results[place] for place in range(len(indices))]
+    calls: list[tuple[int, Future[T]]] = []
+    for index in range(which) if isinstance(which, int) else which:
+        future: Future[T] = Future()
+        calls.append((index, future))
+        # No pool's thread: the end of the process would wait for one that is left behind.
+        threading.Thread(target=_call, args=(fn, index, future), name=f"in_threads-{index}", daemon=True).start()
+    _, running = wait([future for _, future in calls], timeout, FIRST_EXCEPTION)
+    wait(running, min(_GRACE, max(0.0, deadline - time.monotonic())))
+    failures = [(index, bad) for index, future in calls if future.done() and (bad := future.exception()) is not None]
+    missing = [index for index, future in calls if not future.done()]
+    late = f"calls {missing} had not returned in time"
+    if failures:
+        first = failures[0][1]
+        for index, bad in failures:
+            first.add_note(f"in_threads: call {index} raised {bad!r}")
+        if missing:
+            first.add_note(f"in_threads: {late}")
+        raise first
+    if missing:
+        raise TimeoutError(late)
+    return [future.result() for _, future in calls]
+
+
+def _call(fn: Callable[[int], T], index: int, future: Future[T]) -> None:
+    try:
+        future.set_result(fn(index))
+    except BaseException as bad:
+        future.set_exception(bad)

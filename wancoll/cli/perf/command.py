@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from contextlib import closing
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -123,26 +123,20 @@ def perf(
             "--master and --socket exclude each other", expected="one of them", got="both",
             hint="one may come from WANCOLL_MASTER or WANCOLL_SOCKET: --master= or --socket= is without it",
         )  # fmt: skip
-    where = "on this machine alone, over loopback; on several: --master HOST:PORT on each"
     if master or socket:
+        import wancoll
+
         through = f"of the master {master}" if master else f"through the daemon at {socket}"
         alone = "--master=" if master else "--socket="
         where = (
             f"one of {counted(peers, 'rank')} of group {group} {through}: run the same on all machines, and it begins "
             f"({alone} for this machine alone)"
         )
-    if master:
-        import wancoll
-
-        options = _peer_options(checksum, site)
-        groups = _ranked(
-            settings, partial(wancoll.connect, group, master=master, lanes=lanes, peer_options=options), peers
-        )
-    elif socket:
-        import wancoll
-
-        groups = _ranked(settings, partial(wancoll.connect, group, socket=socket), peers)
+        own = {"master": master, "lanes": lanes, "peer_options": _peer_options(checksum, site)}
+        way: dict[str, Any] = own if master else {"socket": socket}
+        groups = _ranked(settings, partial(wancoll.connect, group, **way), peers)
     else:
+        where = "on this machine alone, over loopback; on several: --master HOST:PORT on each"
         groups = _private_cluster(settings, peers, lanes, checksum, site.split(","))
     with closing(groups):
         done = (report_json if as_json else report_table)(settings, peers, where, groups)
@@ -150,11 +144,7 @@ def perf(
 
 
 def sizes_between(low: int, high: int, factor: int) -> tuple[int, ...]:
-    """*low*, *low* times *factor* and so on, up to *high*.
-
-    Raises:
-        ConfigError: *high* is below *low*.
-    """
+    """*low*, *low* times *factor* and so on, up to *high*. Raises ConfigError: *high* is below *low*."""
     if high < low:
         raise ConfigError("--max-bytes is below --min-bytes", expected=f"at least {low} bytes", got=f"{high} bytes")
     sizes = [low]

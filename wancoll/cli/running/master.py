@@ -77,8 +77,12 @@ def master(
         failpoint_token=os.environ.get("WANCOLL_FAILPOINTS", ""),
         limits=affordable(replace(DEFAULT, heartbeat_interval=often, **asdict(limits))),
     )
+
+    def invite(token: str) -> None:
+        service.say(f"wancoll peer --join {token}")
+
     with own_folder:
-        service.run("master", partial(service.serve_until, partial(serve, config, _invite)), " ".join)
+        service.run("master", partial(service.serve_until, partial(serve, config, invite)), " ".join)
     return 0
 
 
@@ -98,12 +102,6 @@ def _makes_authority(config: MasterConfig, host: str) -> bool:
             hint="each may come from the environment, too: WANCOLL_SECURE, WANCOLL_INSECURE, WANCOLL_CERT",
         )  # fmt: skip
     return config.secure or not (said or is_loopback_host(host))
-
-
-def _invite(token: str) -> None:
-    from wancoll.cli.running.service import say
-
-    say(f"wancoll peer --join {token}")
 
 
 def _journal(path: str, port: int, *, alone: bool) -> str:

@@ -281,13 +281,10 @@ class Staging:
         if not source.nbytes:
             return
         assert self._driver is not None
-        origin, device = source.device, self._devices[source.on]
-        assert origin is not None
+        device = self._devices[source.on]
         pinned = held if isinstance(held, Pinned) else None
         with self._lock, device.current():
-            self._after_its_users(device, device.inward, origin)
-            if device.last is not None:  # an earlier result for it, of which no stream knows
-                device.follow_mark(device.inward, device.last)
+            self._come_behind(device, source)
             ready = device.mark(device.inward) if pinned is None else None
         if pinned is None:
             assert ready is not None
@@ -317,13 +314,10 @@ class Staging:
     def fill(
         self, sources: Sequence[tuple[int, Region]], nbytes: int, held: Pinned, share: tuple[int, int]
     ) -> DeviceToHost:
-        """Queue the copies of an input's tensors to the block that is *held*; returns at once.
+        """Queue the copies of tensors of devices, each with its place in the input, to its block; returns at once.
 
-        Args:
-            sources: tensors of devices, each with its place in the input.
-            nbytes: of the input; what is not of these tensors is there already.
-            held: the input lies at its begin.
-            share: see ordered.
+        The input's *nbytes* lie at the begin of what is *held*; those of no tensor are there already. *share*: see
+        ordered.
 
         Raises:
             ArenaFull: there is no room.
@@ -346,16 +340,20 @@ class Staging:
         to_host = DeviceToHost(table, calls)
         with self._lock:
             for _, source in sources:
-                origin, device = source.device, self._devices[source.on]
-                assert origin is not None
+                device = self._devices[source.on]
                 with device.current():
-                    self._after_its_users(device, device.inward, origin)
-                    if device.last is not None:  # an earlier result for it, of which no stream knows
-                        device.follow_mark(device.inward, device.last)
+                    self._come_behind(device, source)
             self._to_hosts = [each for each in self._to_hosts if not each.over()]
             self._to_hosts.append(to_host)
             self._queue_to_host(to_host, found, held)
         return to_host
+
+    def _come_behind(self, device: Device, source: Region) -> None:
+        """What is copied from the device from now on comes behind the work of the tensor's users."""
+        assert source.device is not None
+        self._after_its_users(device, device.inward, source.device)
+        if device.last is not None:  # an earlier result for it, of which no stream knows
+            device.follow_mark(device.inward, device.last)
 
     def _queue_to_host(self, to_host: DeviceToHost, found: list[Piece], held: Pinned) -> None:
         """Each device copies its pieces; the first one's stream of calls follows all of them, piece by piece."""

@@ -34,10 +34,6 @@ class Placement:
         feed: changes the input on its way into the arena.
         staging: copies from and to devices; only if a source or a target is on one.
         share: which share of the input its schedule needs first, and of how many.
-
-    Attributes:
-        to_devices: copies of results that a commit has sent on their way to devices.
-        pause: seconds after which it pays to look again, for somebody who waits.
     """
 
     def __init__(
@@ -58,7 +54,7 @@ class Placement:
         self._staging = staging if on_device else None
         if self._staging is not None:
             self._staging.check((*sources, *targets))
-        self.to_devices: list[HostToDevice] = []
+        self.to_devices: list[HostToDevice] = []  # copies of results that a commit has sent on their way
         self._holding: Holding | None = None  # the caller's streams that wait for the result
         self._input_buffer: Lease | Pinned | None = None
         self._result_buffer: Lease | Pinned | None = None
@@ -72,7 +68,7 @@ class Placement:
         self._early: list[Early | None] = []  # of each target, where results go to devices before the commit
         self._words: Numbers | None = None  # shown lies there
         self._words_held: Lease | None = None
-        self.pause = math.inf
+        self.pause = math.inf  # seconds after which it pays to look again, for somebody who waits
         # The block that the input is a part of; what lies outside the arena, or in pieces, is copied first.
         self._inside: Block | None = None
         if len(sources) == 1 and feed is None:

@@ -208,9 +208,6 @@ class Incoming:
 
     A tensor that lacks all of its stripes and is a whole block of the arena gets its pages swapped in the end; the
     others are copied, to devices from pinned memory. The memory is held as long as this lives. Raises ArenaFull.
-
-    Attributes:
-        to_devices: copies that install() has sent on its way to devices.
     """
 
     def __init__(
@@ -223,7 +220,7 @@ class Incoming:
         self._addresses: dict[int, int] = {}  # address of each stripe
         self._parts: dict[int, tuple[Lease, int, int]] = {}  # by stripe: the part of a block that it is in: from, size
         self._filled: set[tuple[Lease, int, int]] = set()  # of them those that memory was got for
-        self.to_devices: list[HostToDevice] = []
+        self.to_devices: list[HostToDevice] = []  # copies that install() has sent on their way
         of_tensor: dict[int, list[int]] = {}
         for number in sorted(missing):
             of_tensor.setdefault(goal.stripes[number].entry, []).append(number)

@@ -46,8 +46,8 @@ class Story:
     @property
     def worlds(self) -> str:
         """The world's sizes, one after the other: "4 -> 3 -> 4"."""
-        sizes = [len(each.contributors) for each in self.of(self.survivors[0])]
-        return " -> ".join(str(n) for i, n in enumerate(sizes) if i == 0 or n != sizes[i - 1])
+        sizes = itertools.groupby(len(each.contributors) for each in self.of(self.survivors[0]))
+        return " -> ".join(str(size) for size, _ in sizes)
 
     @property
     def losses(self) -> list[float]:

@@ -493,11 +493,11 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
         counts: list[list[int]] = []
         for x, tensor, blocks in zip(given, inputs, outputs, strict=True):
             if blocks[self._rank].numel() != tensor.numel() or any(each.dtype != tensor.dtype for each in blocks):
-                raise raised(ConfigError(
-                    "the output does not fit the input", who=f"group {self._group!r}",
-                    expected=f"a tensor of {tensor.numel()} elements of {tensor.dtype} at this rank",
-                    got=f"{blocks[self._rank].numel()} of {blocks[self._rank].dtype}",
-                ), call)  # fmt: skip
+                raise self._refused(
+                    call, "the output does not fit the input",
+                    f"a tensor of {tensor.numel()} elements of {tensor.dtype} at this rank",
+                    f"{blocks[self._rank].numel()} of {blocks[self._rank].dtype}",
+                )  # fmt: skip
             scale = tensor.element_size() // x.element_size()
             counts.append([each.numel() * scale for each in blocks])
 
@@ -601,10 +601,8 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
         counts = [[block.numel() for block in blocks] for blocks in inputs]
         for target, each in zip(targets, counts, strict=True):
             if target.numel() != each[self._rank]:
-                raise raised(ConfigError(
-                    "the output does not fit the input", who=f"group {self._group!r}",
-                    expected=f"{each[self._rank]} elements", got=str(target.numel()),
-                ), call)  # fmt: skip
+                expected = f"{each[self._rank]} elements"
+                raise self._refused(call, "the output does not fit the input", expected, str(target.numel()))
 
         def start(seat: Seat) -> list[Work]:
             works: list[Work] = []
@@ -662,10 +660,8 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
         rows = tensor.shape[0] if tensor.dim() else 0
         cut = list(sizes) or [rows // self._size] * self._size
         if len(cut) != self._size or sum(cut) != rows:
-            raise raised(ConfigError(
-                "the split sizes do not fit the tensor", who=f"group {self._group!r}",
-                expected=f"{self._size} sizes that add up to {rows}", got=str(cut),
-            ), call)  # fmt: skip
+            expected = f"{self._size} sizes that add up to {rows}"
+            raise self._refused(call, "the split sizes do not fit the tensor", expected, str(cut))
         return list(torch.split(tensor.detach(), cut))
 
     def _exchange(
@@ -834,11 +830,8 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
 
     def _check_other(self, call: str, other: int, tag: int) -> None:
         if not 0 <= other < self._size or other == self._rank or not 0 <= tag < _OWN_TAGS:
-            raise raised(ConfigError(
-                "cannot be", who=f"group {self._group!r}",
-                expected=f"another rank, 0 to {self._size - 1}, and a tag from 0 to 2^62 - 1",
-                got=f"rank {other}, tag {tag}; this is rank {self._rank}",
-            ), call)  # fmt: skip
+            expected = f"another rank, 0 to {self._size - 1}, and a tag from 0 to 2^62 - 1"
+            raise self._refused(call, "cannot be", expected, f"rank {other}, tag {tag}; this is rank {self._rank}")
 
     # ---- several as one ------------------------------------------------------------------------------
 
@@ -862,26 +855,23 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
 
     def _check_blocks(self, call: str, lists: Sequence[Sequence[torch.Tensor]], count: int) -> None:
         if len(lists) != count or any(len(each) != self._size for each in lists):
-            raise raised(ConfigError(
-                "the lists do not fit the group", who=f"group {self._group!r}",
-                expected=f"{count} lists of {self._size} tensors", got=str([len(each) for each in lists]),
-            ), call)  # fmt: skip
+            got = str([len(each) for each in lists])
+            raise self._refused(call, "the lists do not fit the group", f"{count} lists of {self._size} tensors", got)
 
     def _check_fit(self, call: str, like: torch.Tensor, *blocks: torch.Tensor) -> None:
         for each in blocks:
             if each.numel() != like.numel() or each.dtype != like.dtype:
-                raise raised(ConfigError(
-                    "the tensors do not fit", who=f"group {self._group!r}",
-                    expected=f"{like.numel()} elements of {like.dtype}", got=f"{each.numel()} of {each.dtype}",
-                ), call)  # fmt: skip
+                expected = f"{like.numel()} elements of {like.dtype}"
+                raise self._refused(call, "the tensors do not fit", expected, f"{each.numel()} of {each.dtype}")
 
     def _check_stack(self, call: str, part: torch.Tensor, whole: torch.Tensor, larger: str, smaller: str) -> None:
         if whole.numel() != part.numel() * self._size or whole.dtype != part.dtype:
-            raise raised(ConfigError(
-                f"the {larger} does not fit the {smaller}", who=f"group {self._group!r}",
-                expected=f"{part.numel() * self._size} elements of {part.dtype}",
-                got=f"{whole.numel()} of {whole.dtype}",
-            ), call)  # fmt: skip
+            expected = f"{part.numel() * self._size} elements of {part.dtype}"
+            got = f"{whole.numel()} of {whole.dtype}"
+            raise self._refused(call, f"the {larger} does not fit the {smaller}", expected, got)
+
+    def _refused(self, call: str, what: str, expected: str, got: str) -> WancollError:
+        return raised(ConfigError(what, who=f"group {self._group!r}", expected=expected, got=got), call)
 
 
 @untraced

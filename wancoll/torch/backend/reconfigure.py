@@ -118,9 +118,7 @@ class Reconfigurable:
                 got=f"{len(handles)} handles, {len(set(handles))} different ones, "
                 f"this process's {handles.count(mine)} times",
             ), call)  # fmt: skip
-        first = _addresses(handles[0], call)
-        for each in handles[1:]:
-            _addresses(each, call)
+        first, *_ = [_addresses(each, call) for each in handles]
         seconds = opts.timeout.total_seconds() if isinstance(opts.timeout, timedelta) else -1.0
         deadline = time.monotonic() + (seconds if seconds > 0 else self._timeout)
         self._used.add(opts.uuid)

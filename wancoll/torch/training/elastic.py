@@ -406,31 +406,21 @@ class _Step:
 
 
 class _Bucket:
-    """Parameters whose gradients travel together.
-
-    Attributes:
-        number: all members post buckets in this order.
-        parameters: of one dtype and device.
-        local: what this member gives, flat.
-        mean: what comes back, flat.
-        means: it, as views for the parameters.
-        taken: which gradients are in *local*, in this backward.
-        used: which parameters had a gradient.
-        encoded: whether a codec is for it.
-    """
+    """Parameters of one dtype and device, whose gradients travel together. All members post buckets by their number."""
 
     def __init__(self, comm: Communicator, number: int, parameters: Sequence[nn.Parameter], codec: CodecName) -> None:
         self.number, self.parameters = number, tuple(parameters)
         first = self.parameters[0]
         sizes = [each.numel() for each in self.parameters]
-        self.local = _flat(comm, sum(sizes), first.dtype, first.device)
-        self.mean = _flat(comm, sum(sizes), first.dtype, first.device)
+        self.local = _flat(comm, sum(sizes), first.dtype, first.device)  # what this member gives
+        self.mean = _flat(comm, sum(sizes), first.dtype, first.device)  # what comes back
         shapes = [each.shape for each in self.parameters]
-        self._locals, self.means = (
+        self._locals, self.means = (  # these, as views for the parameters
             [part.view(shape) for part, shape in zip(torch.split(flat, sizes), shapes, strict=True)]
             for flat in (self.local, self.mean)
         )
-        self.taken, self.used = [False] * len(sizes), [False] * len(sizes)
+        self.taken = [False] * len(sizes)  # which gradients are in *local*, in this backward
+        self.used = [False] * len(sizes)  # which parameters had a gradient
         self.encoded = codec != "none" and takes(Codec[codec], _dtype(first))
 
     @torch.no_grad()
