@@ -95,40 +95,27 @@ class Descriptor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
 
     It travels as it is, in the client's Post; the bounds of its fields are looked at where it is decoded, and whether
     they fit together in wancoll.peer.core.calls.
-
-    Args:
-        kind: which collective.
-        dtype: element type (float32 where the kind moves no elements).
-        op: reduce op (sum where the kind reduces nothing).
-        count: elements of the tensor (all_reduce, broadcast, reduce, send, recv) or of the block that one rank gives
-            another (the other kinds); 0 where counts says it.
-        counts: elements of each rank's block, in rank order (all_gather and reduce_scatter with uneven blocks).
-        root: rank of broadcast, reduce, gather and scatter, else -1.
-        codec: wire format.
-        algorithm: schedule asked for, "auto" for the group's choice.
-        on_failure: "retry" or "raise".
-        rounding: of the codec, "nearest" or "stochastic".
-        seed: of stochastic rounding.
-        grace: seconds for which a member that has not called it is waited for, once another has; then its daemon takes
-            part with zeros (all_reduce of a sum; R20). 0.0: it is waited for.
-        label: what the layer above calls it, where that is more than these fields say ("BOR of bool").
-        bounded: whether the codec keeps to a limit on the error: then it is left out where sums would be encoded again.
     """
 
     kind: Kind
-    dtype: DType = DType.float32
-    op: ReduceOp = ReduceOp.sum
+    dtype: DType = DType.float32  # element type; this where the kind moves no elements
+    op: ReduceOp = ReduceOp.sum  # this where the kind reduces nothing
+    # Elements of the tensor (all_reduce, broadcast, reduce, send, recv) or of the block that one rank gives another
+    # (the other kinds); 0 where counts says it.
     count: _Count = 0
+    # Elements of each rank's block, in rank order (all_gather and reduce_scatter with uneven blocks).
     counts: Annotated[tuple[_Count, ...], Meta(max_length=1024)] = ()
-    root: Annotated[int, Meta(ge=-1, le=1023)] = -1
+    root: Annotated[int, Meta(ge=-1, le=1023)] = -1  # rank of broadcast, reduce, gather and scatter
     codec: Codec = Codec.none
-    algorithm: _Name = "auto"
-    on_failure: _Name = "retry"
-    rounding: _Name = "nearest"
-    seed: Annotated[int, Meta(ge=0)] = 0
+    algorithm: _Name = "auto"  # the schedule asked for; "auto": the group's choice
+    on_failure: _Name = "retry"  # or "raise"
+    rounding: _Name = "nearest"  # of the codec; or "stochastic"
+    seed: Annotated[int, Meta(ge=0)] = 0  # of stochastic rounding
+    # Seconds for which a member that has not called it is waited for, once another has; then its daemon takes part with
+    # zeros (all_reduce of a sum; R20). 0.0: it is waited for.
     grace: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
-    label: Label = ""
-    bounded: bool = False
+    label: Label = ""  # what the layer above calls it, where that is more than these fields say ("BOR of bool")
+    bounded: bool = False  # the codec keeps to a limit on the error: it is left out where sums would be encoded again
 
     @property
     def takes_grace(self) -> bool:

@@ -28,7 +28,7 @@ class Health:
 
 
 def health(status: Status, now: float, *, group: str = "", mute: Iterable[str] = ()) -> Health:
-    """What to say first of *status*, a master's answer; of the one *group*, "": of all.
+    """What to say first of *status*, a master's answer, or of its one *group*; "": of all.
 
     *now*, seconds since 1970, tells how long ago events were. *mute* are addresses of masters that give no status.
     """

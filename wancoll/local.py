@@ -41,13 +41,8 @@ def default_socket() -> str:
 class OwnFolder:
     """A new folder for sockets, logs and keys: under $TMPDIR, or under /tmp where that is too long for sockets.
 
-    close() removes it. If this process ends without that, the next process that makes such a folder does.
-
-    Attributes:
-        path: of the folder.
-
-    Raises:
-        ConfigError: it cannot be made.
+    close() removes it. If this process ends without that, the next process that makes such a folder does. Raises
+    ConfigError: it cannot be made.
     """
 
     def __init__(self) -> None:

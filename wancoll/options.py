@@ -20,7 +20,7 @@ Unseen = Parameter(parse=False)  # of a field that is none
 
 
 def _seconds(expected: str, fits: Callable[[float], bool]) -> Any:
-    """A validator for those seconds that *fits* takes."""
+    """A validator that takes seconds where *fits* says so; *expected* says to people which these are."""
 
     def check(_type: Any, value: float) -> None:
         if not fits(value):

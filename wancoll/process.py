@@ -68,7 +68,8 @@ def start(
     """Start a program or a Python module (see this module), in a session of its own, with nothing on standard input.
 
     *label* names it in errors, and its files in *folder*: LABEL.out has its standard output, and its standard error is
-    appended to LABEL.log. The thread that starts it has entered *place* meanwhile: the host that the child runs on.
+    appended to LABEL.log. *environment* is the child's; None: this process's. The thread that starts it has entered
+    *place* meanwhile: the host that the child runs on.
     """
     out, log = (os.path.join(folder, f"{label}.{end}") for end in ("out", "log"))
 

@@ -39,9 +39,9 @@ def first(found: Iterator[Finding]) -> Finding:
 @pytest.mark.parametrize(
     ("level", "found"),
     [
-        (OK, advice.files(100, 254, PLANS)),
-        (FAIL, advice.files(100, 253, PLANS)),
-        (FAIL, advice.files(1024, 4096, replace(PLANS, members=1024))),
+        (OK, advice.files(254, PLANS)),
+        (FAIL, advice.files(253, PLANS)),
+        (FAIL, advice.files(4096, replace(PLANS, members=1024))),
         (WARN, advice.locked_memory(64 * KIB, devices=True)),
         (OK, advice.locked_memory(GIB, devices=True)),
         (OK, advice.shared_memory(2 * GIB)),
@@ -87,8 +87,8 @@ def test_how_bad_it_is(level: str, found: Finding) -> None:
 
 
 def test_words() -> None:
-    assert "253; 8 members with 8 lanes want 254" in advice.files(1, 253, PLANS).found
-    assert "LimitNOFILE=254" in advice.files(1, 253, PLANS).advice
+    assert "253; 8 members with 8 lanes want 254" in advice.files(253, PLANS).found
+    assert "LimitNOFILE=254" in advice.files(253, PLANS).advice
     assert "tcp_rmem='4096 131072 3125000'" in advice.buffers(1, 1, PLANS).advice
     assert advice.clock_offset(-2.5, 0.25).found == "the master's is 2.500 s behind, +- 0.250 s"
     assert len(list(advice.congestion(["bbr"], "bbr", "pfifo_fast", (4, 12)))) == 2

@@ -113,7 +113,7 @@ class ChaosRun:
             if not (self.status.alive and stalls.alive and self._proxies.alive):
                 what = "a thread that watches the run has died, or the proxies have"
                 self._violated("tool", "wancoll chaos", what, got="see above")
-            self._judge(stopped, stalls.stalls)
+            self._judge(stalls.stalls)
             if self.violations or options.keep_logs:
                 self._cluster.save_logs(options.keep_logs or f"wancoll-chaos-{options.seed}-logs")
         return Findings(
@@ -326,7 +326,7 @@ class ChaosRun:
 
     # ---- the verdict ---------------------------------------------------------------------------------
 
-    def _judge(self, stopped: float, stalls: list[tuple[float, float]]) -> None:
+    def _judge(self, stalls: list[tuple[float, float]]) -> None:
         times = self.options.times
         events = self._log = self._events()
         formed = {epoch for _, epoch, _, text in events if "the group has formed" in text}

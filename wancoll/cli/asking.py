@@ -92,10 +92,8 @@ class Asking:
     def papers(self, master: str, *, named_by: str = "") -> Papers | None:
         """To ask *master* ("host:port") with; None: in clear.
 
-        Args:
-            master: its address.
-            named_by: the standby that says that *master* leads, which is asked as that one was: it has the same
-                authority. What was asked in clear on loopback does not leave it for a standby's word.
+        *named_by* is the standby that says that *master* leads, which is asked as that one was: it has the same
+        authority. What was asked in clear on loopback does not leave it for a standby's word.
 
         Raises:
             ConfigError: what was given cannot be used, or the master refuses the token.

@@ -43,8 +43,8 @@ class Plans:
     rtt: float  # seconds, of the longest path
 
 
-def files(soft: int, hard: int, plans: Plans) -> Finding:
-    """Open files; a limit below 0 is none. A daemon raises its soft limit to the hard one."""
+def files(hard: int, plans: Plans) -> Finding:
+    """Open files, by the hard limit, to which a daemon raises its soft one; below 0 there is none."""
     need = OWN_FILES + (plans.members - 1) * 2 * (plans.lanes + 1)
     wanted = f"{plans.members} members with {counted(plans.lanes, 'lane')} want {need}"
     if hard < 0 or hard >= need:

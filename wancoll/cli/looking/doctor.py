@@ -107,7 +107,7 @@ def machine(plans: Plans) -> Iterator[Finding]:
     if problem is not None:
         yield advice.engine(problem)
     yield advice.kernel(linux, release)
-    yield advice.files(*resource.getrlimit(resource.RLIMIT_NOFILE), plans)
+    yield advice.files(resource.getrlimit(resource.RLIMIT_NOFILE)[1], plans)
     locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[1]
     yield advice.locked_memory(locked, devices=os.path.exists("/dev/nvidiactl"))
     yield advice.shared_memory(resources.free_memory())

@@ -15,11 +15,9 @@ log = structlog.get_logger("wancoll.notify")
 
 
 class Notifier:
-    """Sends states to the manager; does nothing where there is none.
+    """Sends states to the manager at *address*, the value of $NOTIFY_SOCKET; does nothing where there is none, "".
 
-    Args:
-        address: value of $NOTIFY_SOCKET, "" if unset.
-        watchdog_interval: seconds between keepalives that the manager wants, None for no keepalives.
+    *watchdog_interval*: seconds between keepalives that the manager wants, None for no keepalives.
     """
 
     def __init__(self, address: str, watchdog_interval: float | None = None) -> None:

@@ -128,11 +128,9 @@ def _kinds(text: str) -> tuple[str, ...]:
 
 
 def _interval(text: str) -> tuple[float, float]:
-    found = re.fullmatch(r"\s*([0-9.]+)\s*:\s*([0-9.]+)\s*", text)
-    try:
-        least, most = (float(found[1]), float(found[2])) if found else (0.0, 0.0)
-    except ValueError:
-        least, most = 0.0, 0.0
+    number = r"\s*([0-9]+\.?[0-9]*|\.[0-9]+)\s*"
+    found = re.fullmatch(f"{number}:{number}", text)
+    least, most = (float(found[1]), float(found[2])) if found else (0.0, 0.0)
     if not 0.05 <= least <= most:
         raise ConfigError("not usable", who="--interval", expected="LEAST:MOST seconds, from 0.05 on", got=text)
     return least, most

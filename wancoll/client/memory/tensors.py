@@ -54,21 +54,7 @@ _PAGES = 4  # up to so many are touched as one
 
 
 class Region:
-    """A C-contiguous tensor in this process's memory, or in that of a CUDA device.
-
-    Attributes:
-        owner: the caller's object.
-        keep: what else must live as long as the address is used.
-        address: of the first byte; 0 where there is none.
-        count: elements.
-        nbytes: count times the item size.
-        dtype: element type.
-        shape: of the caller's object.
-        writable: whether a result may be written into it.
-        device: how its users on a CUDA device are ordered; None: it is in host memory.
-        on: the device's ordinal, once the driver was asked.
-        pinned: how a stream comes behind a device's users of memory of the host; None: it has none.
-    """
+    """A C-contiguous tensor in this process's memory, or in that of a CUDA device."""
 
     __slots__ = ("address", "count", "device", "dtype", "keep", "nbytes", "on", "owner", "pinned", "shape", "writable")
 
@@ -76,12 +62,14 @@ class Region:
         self, owner: Any, keep: Any, address: int, count: int, dtype: DType, shape: tuple[int, ...], writable: bool,
         device: Origin | None = None,
     ) -> None:  # fmt: skip
-        self.device, self.on = device, -1
-        self.pinned: Origin | None = None
-        self.owner, self.keep, self.dtype, self.shape, self.writable = owner, keep, dtype, shape, writable
-        self.count = count
-        self.nbytes = count * dtype.itemsize
-        self.address = address if count else 0
+        self.owner, self.keep = owner, keep  # the caller's object, and what else must live while the address is used
+        self.address = address if count else 0  # of the first byte
+        self.count, self.nbytes, self.dtype = count, count * dtype.itemsize, dtype
+        self.shape = shape  # of the caller's object
+        self.writable = writable  # whether a result may be written into it
+        self.device = device  # how its users on a CUDA device are ordered; None: it is in host memory
+        self.on = -1  # the device's ordinal, once the driver was asked
+        self.pinned: Origin | None = None  # how a stream comes behind a device's users of memory of the host, if any
 
     def __str__(self) -> str:
         return f"{self.dtype.name}{list(self.shape)}"

@@ -9,7 +9,7 @@ from wancoll.examples.shared.text import batch, text
 
 
 def train_alone(options: Options) -> list[float]:
-    """What a single process makes of the same batches: the loss of each step."""
+    """The loss of each step."""
     source, model = text(), transformer(options)
     weights = list(model.parameters())
     adam, losses = Adam(weights), []

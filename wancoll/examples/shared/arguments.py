@@ -13,30 +13,21 @@ from wancoll.schedule.training import PRECISIONS, Precision
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What every example is told on its command line.
-
-    Attributes:
-        world: ranks, where the example starts them.
-        layers, hidden, heads: of the transformer.
-        batch: samples of a step, over all ranks.
-        micro_batches: of a step, for pipelines.
-        sequence: bytes of a sample.
-        dtype: of weights and gradients; the optimizer computes in float32.
-        device_ms: a pipeline's forward of a micro-batch takes that long at least, milliseconds: the rest is slept, so
-            that stages overlap on a machine with few cores as they would on devices of their own.
-    """
+    """What every example is told on its command line."""
 
     backend: str = "wancoll"
-    world: int = 4
+    world: int = 4  # ranks, where the example starts them
     steps: int = 20
-    layers: int = 4
+    layers: int = 4  # of the transformer, as are hidden and heads
     hidden: int = 128
     heads: int = 4
-    batch: int = 16
-    micro_batches: int = 8
-    sequence: int = 64
-    dtype: str = "bfloat16"
+    batch: int = 16  # samples of a step, over all ranks
+    micro_batches: int = 8  # of a step, for pipelines
+    sequence: int = 64  # bytes of a sample
+    dtype: str = "bfloat16"  # of weights and gradients; the optimizer computes in float32
     dropout: float = 0.0
+    # A pipeline's forward of a micro-batch takes that long at least, milliseconds: the rest is slept, so that stages
+    # overlap on a machine with few cores as they would on devices of their own.
     device_ms: float = 30.0
 
     @property
