@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cyclopts import CycloptsError
+from cyclopts import App, CycloptsError
 
 from tests.later import later
 from wancoll.cli.asking import Asking
@@ -272,36 +272,18 @@ def test_help_shows_variable_default_and_unit_of_every_option(command):
             assert re.search("Bytes|connections|threads|events|Members", text), name
 
 
+def option_names(command: App) -> set[str]:
+    found = command.assemble_argument_collection(parse_docstring=False)
+    return {name for argument in found if argument.parse for name in argument.names}
+
+
 def test_the_documents_name_only_options_and_variables_that_exist():
-    arguments = [
-        argument
-        for command in (
-            *map(
-                app.__getitem__,
-                (
-                    "master",
-                    "peer",
-                    "status",
-                    "top",
-                    "events",
-                    "evict",
-                    "leave",
-                    "doctor",
-                    "trace",
-                    "model",
-                    "perf",
-                    "chaos",
-                    "demo",
-                ),
-            ),
-            training,
-            *map(app["token"].__getitem__, ("create", "list", "revoke")),
-            app["ca"]["rotate"],
-        )
-        for argument in command.assemble_argument_collection(parse_docstring=False)
-    ]
-    options = {name for argument in arguments for name in argument.names}
-    variables = {"WANCOLL_" + argument.name.removeprefix("--").replace("-", "_").upper() for argument in arguments}
+    alone = ["master", "peer", "status", "top", "events", "evict", "leave", "doctor", "trace"]
+    alone += ["model", "perf", "chaos", "demo"]
+    commands = [*(app[name] for name in alone), training, app["ca"]["rotate"]]
+    commands += [app["token"][name] for name in ("create", "list", "revoke")]
+    options = set().union(*map(option_names, commands))
+    variables = set(map(variable, options))
     variables |= {"WANCOLL_FAILPOINTS", "WANCOLL_MOVE_BUCKETS"}  # of master and peer, of torch's backend; no options
     variables |= {"WANCOLL_ETCD_PASSWORD"}  # of the master: an option would be seen by others on its machine
     # --help: of all commands; --now, --no-block: of systemctl; --strict: of mypy; --delay, --rate: of tests.wan;
@@ -364,11 +346,6 @@ def test_without_its_extension_each_command_says_how_to_build_it(tmp_path):
         check=True,
     )
     assert done.stdout.startswith("the C engine is not built; ")
-
-
-def test_a_bad_option_is_one_line_and_exit_code_2():
-    done = run("master", "--listen", "nonsense:port")
-    bad_option(done.returncode, done.stdout, done.stderr, "--listen")
 
 
 @pytest.mark.parametrize(
@@ -436,20 +413,15 @@ def test_a_misspelt_variable_is_told_of_at_the_start(tmp_path):
 
 def test_no_variable_that_something_reads_is_called_misspelt():
     """They may be set in one place for all commands."""
-    read = {command: of_options(app[command]) for command in ("master", "peer")}
+    read = [set(map(variable, option_names(app[command]))) for command in ("master", "peer")]
     every = {"WANCOLL_CPU", "WANCOLL_FAILPOINTS", "WANCOLL_ETCD_PASSWORD", "WANCOLL_MOVE_BUCKETS"}
     for command in COMMANDS:
         parts = [app[command], *(app[command][each] for each in app[command] if not each.startswith("-"))]
-        every.update(*(of_options(part) for part in parts if part.default_command is not None))
-    for here in read.values():
+        every.update(*(map(variable, option_names(part)) for part in parts if part.default_command is not None))
+    for here in read:
         assert alike(every, here) == {}
         joined = {f"WANCOLL_{one.removeprefix('WANCOLL_').replace('_', '')}": one for one in here if one.count("_") > 1}
         assert alike(joined, here) == joined
-
-
-def of_options(command):
-    found = command.assemble_argument_collection(parse_docstring=False)
-    return {variable(name) for argument in found if argument.parse for name in argument.names}
 
 
 def test_a_variable_sets_an_option_and_the_option_wins():
@@ -473,14 +445,6 @@ def test_master_gets_ready_answers_and_ends_with_0(number):
         assert answer["uptime"] >= 0
         assert end(process, number) == 0
         assert "Traceback" not in process.communicate()[1]
-
-
-def test_status_as_table_of_an_empty_master():
-    with running_master() as (_, address):
-        done = run("status", "--master", address)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.startswith("all is well: no group, 0 daemons\n")
-        assert "0 daemons, 0 groups" in done.stdout
 
 
 def test_top_draws_in_place_and_gives_the_terminal_back():
@@ -652,22 +616,6 @@ def test_status_tables_show_everything_and_pass_no_control_characters_on(capsys)
     assert "\x1b" not in out
 
 
-def test_status_json_has_the_fields_names(capsys):
-    status_command.print_json(STATUS)
-    answer = json.loads(capsys.readouterr().out)
-    assert answer["groups"][0]["members"][1] == {
-        "name": "two",
-        "mid": 2,
-        "daemon": "b",
-        "state": "member",
-        "rank": 1,
-        "addresses": ["10.0.0.2:1"],
-        "done_upto": 42,
-        "silent_for": 0.5,
-    }
-    assert answer["events"][0]["kind"] == "epoch"
-
-
 # ---- peer ---------------------------------------------------------------------------------------------
 
 
@@ -741,17 +689,6 @@ def test_peer_may_be_ready_without_a_master(tmp_path):
         assert process.stdout.readline().startswith("wancoll peer ready ")
         manager.wait_for("READY=1")
         assert end(process, signal.SIGTERM) == 0
-
-
-def test_peer_appears_in_status(tmp_path):
-    with running_master() as (_, address):
-        command = [*WANCOLL, "peer", "--master", address, "--socket", str(tmp_path / "s"), "--name", "p"]
-        with started(*command) as process:
-            said(process)
-            until = time.monotonic() + DEADLINE
-            while "p" not in (daemons := json.loads(run("status", "--master", address, "--json").stdout)["daemons"]):
-                assert time.monotonic() < until, daemons
-            assert end(process, signal.SIGTERM) == 0
 
 
 def test_peer_with_watch_stdin_ends_with_its_parent(tmp_path):

@@ -128,6 +128,7 @@ def test_units_are_written() -> None:
     ]  # fmt: skip
     assert [format_duration(s) for s in (0, 5e-6, 0.04, 1.5, 3e-9)] == ["0 us", "5 us", "40 ms", "1.5 s", "3 ns"]
     assert [format_rate(r) for r in (100e9, 62.5e6, 3, 2e12)] == ["100 GB/s", "62.5 MB/s", "3 B/s", "2 TB/s"]
+    assert format_size(1536, 3) == "1.5 KiB"
     assert (format_rate(999.7e6, 3), format_duration(0.9997, 3)) == ("1 GB/s", "1 s")
     assert (format_rate(12.5e15, 3), format_duration(2634, 3)) == ("12500 TB/s", "2630 s")
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 from tests.cli.otlp import Receiver, receiver
+from tests.cli.test_timeline import row
 from wancoll.errors import WancollError
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
@@ -22,22 +22,15 @@ def listens(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
         yield got
 
 
-def row(seq: int, outcome: str = "committed", attempt: int = 1, epoch: int = 1, **at: float) -> dict[str, Any]:
-    return {
-        "group": "g", "member": "m", "epoch": epoch, "seq": seq, "op": "all_reduce", "algorithm": "ring",
-        "codec": "none", "bytes": 4, "attempt": attempt, "contributors": 2, "outcome": outcome, "at": at,
-    }  # fmt: skip
-
-
 def test_an_operation_its_attempts_and_their_phases(listens: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     from wancoll.cli.looking.spans import send
 
     monkeypatch.setenv("OTEL_SERVICE_NAME", "training")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Basic%20abc")
-    first = row(7, "aborted", posted=1.0, started=1.25, done=1.5)
+    first = row(7, outcome="aborted", posted=1.0, started=1.25, done=1.5)
     second = row(7, attempt=2, epoch=2, posted=1.5, started=2.0, first=2.25, last=2.5, done=2.75, committed=3.0)
-    again = row(7, "Evicted", posted=9.0, started=9.5, done=10.0)  # the group counts anew
-    hangs = row(8, "running", posted=9.0, seen=9.25, until=11.0)
+    again = row(7, outcome="Evicted", posted=9.0, started=9.5, done=10.0)  # the group counts anew
+    hangs = row(8, outcome="running", posted=9.0, seen=9.25, until=11.0)
     assert send({"a": [again, second, first], "b": [row(1, posted=1.0, done=2.0), hangs]}) == 16
     assert [one["authorization"] for one in listens.headers] == ["Basic abc"]
     whole, lost, other, open_still = (one for one in listens.spans if not one.parent)

@@ -15,9 +15,11 @@ from wancoll.errors import ConfigError
 from wancoll.wire.messages import Clock
 
 
-def row(seq: int, member: str = "m", outcome: str = "committed", attempt: int = 1, **at: float) -> dict[str, Any]:
+def row(
+    seq: int, member: str = "m", outcome: str = "committed", attempt: int = 1, epoch: int = 1, **at: float
+) -> dict[str, Any]:
     return {
-        "group": "g", "member": member, "epoch": 1, "seq": seq, "op": "all_reduce", "algorithm": "ring",
+        "group": "g", "member": member, "epoch": epoch, "seq": seq, "op": "all_reduce", "algorithm": "ring",
         "codec": "none", "bytes": 4, "attempt": attempt, "contributors": 2, "outcome": outcome, "at": at,
     }  # fmt: skip
 

@@ -60,6 +60,11 @@ def told(commands: list[cmd.Command], kind: type) -> list[Any]:
     return [c.message for c in commands if isinstance(c, cmd.ToClient) and isinstance(c.message, kind)]
 
 
+def errors_of(commands: list[cmd.Command]) -> list[tuple[int, str]]:
+    """Which calls failed, and with which error; 0: the connection."""
+    return [(one.id, one.error) for one in told(commands, m.Failure)]
+
+
 class Driver:
     """A member in an epoch of mids, with calls numbered; *linked*: whose links are up, default all."""
 
@@ -216,7 +221,7 @@ def test_eviction_carries_the_fate_of_what_was_finished() -> None:
     d.member.op_finished(d.engine_id, 8, 0)
     commands = d.member.evicted(m.Evicted("g", 1, "silent", 1), 2.0)
     assert [r.id for r in told(commands, m.Result)] == [1]
-    assert [(f.id, f.error) for f in told(commands, m.Failure)] == [(2, "Evicted"), (0, "Evicted")]
+    assert errors_of(commands) == [(2, "Evicted"), (0, "Evicted")]
 
 
 def test_eviction_tells_of_no_epoch_that_an_update_did_not_end_in() -> None:
@@ -225,7 +230,7 @@ def test_eviction_tells_of_no_epoch_that_an_update_did_not_end_in() -> None:
     d.update()
     commands = d.member.evicted(m.Evicted("g", 1, "silent", 1), 2.0)
     assert told(commands, m.Result) == []
-    assert [(f.id, f.error) for f in told(commands, m.Failure)] == [(1, "Evicted"), (0, "Evicted")]
+    assert errors_of(commands) == [(1, "Evicted"), (0, "Evicted")]
 
 
 def test_what_the_others_committed_without_a_late_reporter_is_not_said_to_have_not_happened() -> None:
@@ -235,11 +240,7 @@ def test_what_the_others_committed_without_a_late_reporter_is_not_said_to_have_n
     for number in (d.engine_id - 1, d.engine_id):
         assert cmd.CancelOp(number) in commands
         commands = commands + d.member.op_cancelled(number)
-    assert [(f.id, f.error) for f in told(commands, m.Failure)] == [
-        (1, "OutcomeUnknown"),
-        (2, "Evicted"),
-        (0, "Evicted"),
-    ]
+    assert errors_of(commands) == [(1, "OutcomeUnknown"), (2, "Evicted"), (0, "Evicted")]
 
 
 @pytest.mark.parametrize(
@@ -270,11 +271,7 @@ def test_what_was_stopped_may_have_been_committed_by_others() -> None:
     d.member.op_cancelled(d.engine_id)
     seen = [(1, 7, done.message.fingerprint)]
     commands = d.member.evicted(m.Evicted("g", 1, "m1 was late", 0, 1, 1, seen), 2.0)
-    assert [(f.id, f.error) for f in told(commands, m.Failure)] == [
-        (1, "OutcomeUnknown"),
-        (2, "Evicted"),
-        (0, "Evicted"),
-    ]
+    assert errors_of(commands) == [(1, "OutcomeUnknown"), (2, "Evicted"), (0, "Evicted")]
 
 
 def test_an_update_ends_as_it_has_for_others() -> None:
@@ -323,7 +320,7 @@ def test_what_is_called_behind_an_update_membership_waits_for_its_outcome_in_too
     old = d.engine_id
     entered = d.member.enter_epoch(epoch(2, 1, floor=2), 2.0)
     entered += d.member.op_cancelled(old - 2) + d.member.op_cancelled(old)
-    assert [(failed.id, failed.error) for failed in told(entered, m.Failure)] == [(1, "WorldTooSmall")]
+    assert errors_of(entered) == [(1, "WorldTooSmall")]
     assert kinds(d.ready(2)) == ["ToMaster:Vote"]
     assert d.post() == d.update() == [], "nothing starts in this world"
     admitted = d.member.enter_epoch(epoch(3, 1, 9, upto=2, floor=2), 3.0)
@@ -337,7 +334,7 @@ def test_they_fail_in_too_small_a_world_where_the_update_membership_does() -> No
     assert kinds(d.update()) == ["ToMaster:Vote"]
     assert d.post() == d.update() == d.post() == []
     ended = d.member.enter_epoch(epoch(2, 1, voids=[m.Void(1, "CollectiveMismatch", "", {})], floor=2), 2.0)
-    assert [(one.id, one.error) for one in told(ended, m.Failure)] == [(1, "CollectiveMismatch"), (2, "WorldTooSmall")]
+    assert errors_of(ended) == [(1, "CollectiveMismatch"), (2, "WorldTooSmall")]
     assert kinds(d.ready(2)) == ["ToMaster:Vote"], "and the next one is open"
 
 
@@ -351,7 +348,7 @@ def test_in_too_small_a_world_that_is_over_calls_wait_for_the_next() -> None:
     assert d.post() == []
     assert d.member.reconnected(2, 22)[0].message.aborted, "so no master lets it go on"
     failed = d.member.enter_epoch(epoch(3, 1, upto=1, floor=2), 3.0)
-    assert [(one.id, one.error) for one in told(failed, m.Failure)] == [(2, "WorldTooSmall"), (3, "WorldTooSmall")]
+    assert errors_of(failed) == [(2, "WorldTooSmall"), (3, "WorldTooSmall")]
 
 
 def test_update_membership_sends_a_token_and_ends_with_the_commit() -> None:
@@ -482,12 +479,9 @@ def test_without_a_master_all_that_was_called_is_unknown() -> None:
     d.member.op_finished(running - 1, 7, 0)
     commands = d.member.master_unreachable("h:1", 10.0, "refused")
     commands += d.member.op_cancelled(running)
-    assert [(f.id, f.error) for f in told(commands, m.Failure)] == [
-        (1, "OutcomeUnknown"),
-        (3, "MasterUnreachable"),
-        (2, "OutcomeUnknown"),
-        (0, "MasterUnreachable"),
-    ]
+    assert errors_of(commands) == [
+        (1, "OutcomeUnknown"), (3, "MasterUnreachable"), (2, "OutcomeUnknown"), (0, "MasterUnreachable"),
+    ]  # fmt: skip
 
 
 def test_the_same_master_commits_nothing_that_is_not_finished_here() -> None:
@@ -496,11 +490,7 @@ def test_the_same_master_commits_nothing_that_is_not_finished_here() -> None:
     running = d.engine_id
     d.member.op_finished(running - 1, 7, 0)
     commands = d.member.forgotten("reset") + d.member.op_cancelled(running)
-    assert [(f.id, f.error) for f in told(commands, m.Failure)] == [
-        (1, "OutcomeUnknown"),
-        (2, "Evicted"),
-        (0, "Evicted"),
-    ]
+    assert errors_of(commands) == [(1, "OutcomeUnknown"), (2, "Evicted"), (0, "Evicted")]
 
 
 # How a membership ends: the error of its calls that have not happened, and which of them may have.
@@ -626,8 +616,7 @@ def test_what_began_in_an_earlier_epoch_only_has_not_happened_in_this_one() -> N
     first = d.engine_id
     d.member.enter_epoch(epoch(2, 1, 2), 1.0)
     commands = d.member.op_cancelled(first) + d.member.master_unreachable("h:1", 10.0, "refused")
-    told_of = [(failure.id, failure.error) for failure in told(commands, m.Failure)]
-    assert told_of == [(1, "MasterUnreachable"), (0, "MasterUnreachable")]
+    assert errors_of(commands) == [(1, "MasterUnreachable"), (0, "MasterUnreachable")]
 
 
 def test_who_was_told_to_stop_reports_so_and_nothing_as_done() -> None:

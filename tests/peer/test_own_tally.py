@@ -187,14 +187,22 @@ class Voter:
             m.Epoch("g", 1, 1, number, infos(1, 2, 3), plan, told.key, 1, upto, [], "because"), 0.0
         )
 
-    def run(self, call: Descriptor | None = None) -> list[cmd.Command]:
-        """Post it, and let it finish."""
+    def post(self, call: Descriptor | None = None) -> list[cmd.Command]:
         self.calls += 1
         said = post(self.calls, call or data(), self.member.epoch_number)
-        commands = self.member.post(said, self.member.call(said), 1.0)
+        return self.member.post(said, self.member.call(said), 1.0)
+
+    def run(self, call: Descriptor | None = None) -> list[cmd.Command]:
+        """Post it, and let it finish."""
+        commands = self.post(call)
         if call is None or call.kind is not Kind.update_membership:
-            commands += self.member.op_finished(self.member.attempts.next - 1, 7, 0, now=2.0)
+            commands += self.member.op_finished(self.engine_id, 7, 0, now=2.0)
         return commands
+
+    @property
+    def engine_id(self) -> int:
+        """Of the youngest attempt."""
+        return self.member.attempts.next - 1
 
     def hear(self, mid: int, note: m.Vote | NewRound | Ask) -> list[cmd.Command]:
         return self.member.links_say(links.Noted(self.owner, mid, pack(note)), 3.0)
@@ -239,10 +247,8 @@ def test_told_to_stop_it_reports_what_it_has_and_finishes_nothing_else() -> None
     v = Voter()
     v.run()
     v.run(ROOTED)
-    v.calls += 1
-    running = post(v.calls, data())
-    v.member.post(running, v.member.call(running), 1.0)
-    number = v.member.attempts.next - 1
+    v.post()
+    number = v.engine_id
     [said] = masters(v.member.hear(m.Abort("g", 1, 0, "lost"), 0.0, 1, 1))
     assert said == m.Frozen("g", 1, 1, m.EpochReport(0, [(1, 7, SUM)], [], []))
     assert v.member.op_finished(number, 7, 0) == []
@@ -271,10 +277,9 @@ def test_another_digest_is_told_to_the_master_once_and_another_call_is_a_mismatc
 
 def test_a_link_that_was_lost_is_asked_for_and_hears_all_again() -> None:
     v = Voter()
-    said = post(1, data())
-    v.member.post(said, v.member.call(said), 1.0)
+    v.post()
     v.member.collectives.link_lost(3, "reset")
-    commands = v.member.op_finished(v.member.attempts.next - 1, 7, 0)
+    commands = v.member.op_finished(v.engine_id, 7, 0)
     assert [mid for mid, _ in notes(commands)] == [2]
     assert [one.mids for one in commands if isinstance(one, links.Need)] == [{3}]
     again = v.member.links_ready(1, [2, 3])
@@ -288,9 +293,8 @@ def test_a_link_that_was_lost_is_asked_for_and_hears_all_again() -> None:
 def test_what_the_engine_said_over_a_link_that_was_lost_is_said_again_over_the_next_one() -> None:
     """The link is up again before the member hears that the operation had finished, and that the engine said so."""
     v = Voter()
-    said = post(1, data())
-    v.member.post(said, v.member.call(said), 1.0)
-    number = v.member.attempts.next - 1
+    v.post()
+    number = v.engine_id
     v.member.collectives.link_lost(3, "reset")
     v.member.links_ready(1, [2, 3])
     assert notes(v.member.op_finished(number, 7, 0, voted=True)) == [(3, vote(1, 0, 1, 7, SUM))]
@@ -327,8 +331,7 @@ def test_a_round_of_an_epoch_that_is_never_heard_of_hides_no_other() -> None:
 def test_what_breaks_in_the_last_round_is_told_to_a_later_master(before: int, complaints: int) -> None:
     v = Voter()
     v.member.links_say(links.Noted(v.owner, 3, pack(NewRound(1, before))), 3.0)
-    said = post(1, data())
-    v.member.post(said, v.member.call(said), 1.0)
+    v.post()
     v.member.collectives.link_lost(2, "reset")
     v.member.links_ready(1, [2, 3])
     v.member.reconnected(2, 99)
@@ -358,9 +361,8 @@ def test_a_note_or_a_question_of_an_epoch_that_is_over_counts_for_nothing() -> N
 
 def test_nothing_runs_in_a_new_round_before_the_engine_has_let_go_of_the_older_one() -> None:
     v = Voter()
-    said = post(1, data())
-    v.member.post(said, v.member.call(said), 1.0)
-    running = v.member.attempts.next - 1
+    v.post()
+    running = v.engine_id
     assert cmd.CancelOp(running) in v.member.collectives.link_lost(2, "reset")
     assert "StartOp" not in " ".join(kinds(v.member.links_ready(1, [2, 3])))
     [again] = [one for one in v.member.op_cancelled(running) if isinstance(one, cmd.StartOp)]
@@ -389,9 +391,8 @@ def test_an_update_that_has_ended_in_a_later_epoch_lets_nothing_above_it_end_in_
     v.run()
     for mid in (2, 3):
         assert v.hear(mid, vote(1, 0, 2, 7, SUM)) == []
-    running = v.member.attempts.next
-    said = post(4, data(), 1)
-    v.member.post(said, v.member.call(said), 1.0)
+    v.post()
+    running = v.engine_id
     commands = v.member.hear(m.Updated("g", 1, m.UpdateOutcome(1, 2, ["m1", "m2", "m3", "m4"])), 2.0, 1, 1)
     assert [(result.seq, result.epoch) for result in told(commands, m.Result)] == [(1, 2)]
     assert cmd.CancelOp(running) in commands

@@ -90,6 +90,11 @@ def session_with(engine: Engine, client: socket.socket) -> tuple[Session, list[m
     return session, told, started
 
 
+def made(session: Session, call: m.Post) -> None:
+    """The client makes the call, at 1.0 s."""
+    session.run(session.member.post(call, session.member.call(call), 1.0))
+
+
 @pytest.fixture
 def client() -> Iterator[socket.socket]:
     client, daemon = socket.socketpair()
@@ -115,8 +120,7 @@ async def test_what_the_engine_refuses_ends_the_operation_and_no_more(
     engine = Engine()
     session, told, started = session_with(engine, client)
     engine.refuses[where] = bad
-    call = post(1, data())
-    session.run(session.member.post(call, session.member.call(call), 1.0))
+    made(session, post(1, data()))
     (given_up,) = told
     assert isinstance(given_up, m.GiveUp)
     assert given_up.seqs == [1]
@@ -124,8 +128,7 @@ async def test_what_the_engine_refuses_ends_the_operation_and_no_more(
     assert says in given_up.reason
     assert started == []
     engine.refuses.clear()
-    call = post(2, data())
-    session.run(session.member.post(call, session.member.call(call), 1.0))
+    made(session, post(2, data()))
     assert started == engine.posted == [101]
     void = m.Void(1, "OperationAborted", given_up.reason, {})
     commands = session.member.enter_epoch(epoch(2, 1, 2, voids=[void]), 2.0)
@@ -152,7 +155,7 @@ async def test_who_leaves_before_a_new_master_has_answered_its_report_says_so(cl
     session, told, _ = session_with(Engine(), client)
     session.run(session.member.reconnected(2, 99))
     call = post(1, replace(SUM, grace=1.0))
-    session.run(session.member.post(call, session.member.call(call), 1.0))
+    made(session, call)
     session.run(session.member.leave("its script is done"))
     assert [type(one) for one in told] == [m.Report, m.Leave]
 
@@ -172,8 +175,7 @@ async def test_a_table_of_what_is_final_has_a_word_for_each_block(
 async def test_the_engine_says_notes_over_the_links_of_now(client: socket.socket) -> None:
     """One that was dialled anew has another number, also within one epoch."""
     session, _, _ = session_with(Engine(), client)
-    call = post(1, data())
-    session.run(session.member.post(call, session.member.call(call), 1.0))
+    made(session, post(1, data()))
     [op] = session.member.collectives.open.values()
     op.hearers = (2,)
     for number in (100, 101):
@@ -222,7 +224,7 @@ async def test_results_are_handed_over_beside_the_event_loop_and_told_after(
     async with trio.open_nursery() as nursery:
         monkeypatch.setattr(session._daemon, "soon", nursery.start_soon, raising=False)
         late = replace(post(1, call), input_buffer=0, result_buffer=65536)
-        session.run(session.member.post(late, session.member.call(late), 3.0))
+        made(session, late)
         session.tell(m.Slow(0, "later"))
         await trio.testing.wait_all_tasks_blocked(0.01)
         assert (sent, session.idle) == ([], False)
@@ -247,7 +249,7 @@ async def test_a_client_that_writes_between_two_looks_at_its_input_is_told_to_th
     call = replace(post(1, data(count=1000)), input_buffer=0, result_buffer=65536)
     async with trio.open_nursery() as nursery:
         monkeypatch.setattr(session._daemon, "soon", nursery.start_soon, raising=False)
-        session.run(session.member.post(call, session.member.call(call), 1.0))
+        made(session, call)
         [op] = session.member.collectives.open.values()
         for number in 2, 3:
             if writes:
@@ -270,7 +272,7 @@ async def test_blocks_of_members_that_are_lost_are_no_writing_to_the_input(kind:
     session.run(session.member.enter_epoch(epoch(2, 1, 2, 3, 4), 1.0))
     session.run(session.member.links_ready(2, [1, 2, 3, 4]))
     call = replace(post(1, Descriptor(kind, DType.float32, count=100), epoch=2), input_buffer=0, result_buffer=65536)
-    session.run(session.member.post(call, session.member.call(call), 1.0))
+    made(session, call)
     session.arena._map[:1600] = bytes(i % 251 for i in range(1600))
     [op] = session.member.collectives.open.values()
     for number, *mids in (3, 1, 2, 3), (4, 1, 2):
@@ -289,7 +291,7 @@ async def test_what_changes_after_the_end_is_the_clients_own_affair(
     call = replace(post(1, data(count=1000)), input_buffer=0, result_buffer=65536)
     async with trio.open_nursery() as nursery:
         monkeypatch.setattr(session._daemon, "soon", nursery.start_soon, raising=False)
-        session.run(session.member.post(call, session.member.call(call), 1.0))
+        made(session, call)
         [op] = session.member.collectives.open.values()
         op.attempts, op.input_hash = 2, 1  # of an earlier look: other bytes
         session._start(op, beside=False)
