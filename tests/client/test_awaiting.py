@@ -38,16 +38,11 @@ async def failing(comm: Communicator, manual: FakeDaemon) -> None:
     await work
 
 
-def test_in_asyncio(held: Communicator, manual: FakeDaemon) -> None:
-    assert asyncio.run(both(held, manual)) == [1, 2, 2, 10, 14]
+@pytest.mark.parametrize("run", [lambda call, *given: asyncio.run(call(*given)), trio.run], ids=["asyncio", "trio"])
+def test_works_are_awaited(held: Communicator, manual: FakeDaemon, run: Any) -> None:
+    assert run(both, held, manual) == [1, 2, 2, 10, 14]
     with pytest.raises(WorldTooSmall):
-        asyncio.run(failing(held, manual))
-
-
-def test_in_trio(held: Communicator, manual: FakeDaemon) -> None:
-    assert trio.run(both, held, manual) == [1, 2, 2, 10, 14]
-    with pytest.raises(WorldTooSmall):
-        trio.run(failing, held, manual)
+        run(failing, held, manual)
 
 
 def test_other_tasks_run_meanwhile_and_one_may_give_up(held: Communicator, manual: FakeDaemon) -> None:

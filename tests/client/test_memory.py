@@ -446,15 +446,6 @@ def test_swapping_again_is_harmless(arena: Arena) -> None:
         assert a.block.offset == wanted
 
 
-def test_nothing_is_copied(arena: Arena) -> None:
-    a, b = arena.take(64 * MIB), arena.take(64 * MIB)
-    view(a)[::PAGE] = 1
-    view(b)[::PAGE] = 2
-    before = arena.resident_bytes()
-    arena.swap(a.block, b.block, b.block.offset)
-    assert arena.resident_bytes() == before == 128 * MIB
-
-
 def test_neighbours_are_left_alone(arena: Arena) -> None:
     leases = [arena.take(2 * MIB) for _ in range(6)]
     for i, lease in enumerate(leases):

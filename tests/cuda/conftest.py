@@ -1,4 +1,4 @@
-"""The stand-in, a seed for each test, and a daemon that is played: a sum is twice the input."""
+"""The stand-in, a seed for each test, and the daemon that tests/client plays: a sum is twice the input."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from typing import Any
 
 import pytest
 
-import wancoll
-from tests.client.fake_daemon import FakeDaemon
+from tests.client.conftest import comm, daemon, held, manual, world  # noqa: F401 -- fixtures
 from tests.later import at_night
-from wancoll.client.communicator import Communicator
 from wancoll.limits import BLOCK
 
 SEEDS = [0, *at_night(*range(1, 50))]
@@ -70,30 +68,6 @@ def gpu(shared: Any) -> Iterator[Any]:
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> str:
+def path(gpu: Any, tmp_path: Path) -> str:
+    """Of the daemon's socket. The fixtures of tests/client begin with it, so the device comes first, and ends last."""
     return str(tmp_path / "peer.sock")
-
-
-@pytest.fixture
-def daemon(path: str) -> Iterator[FakeDaemon]:
-    with FakeDaemon(path, ("me", "other")) as daemon:
-        yield daemon
-
-
-@pytest.fixture
-def comm(gpu: Any, daemon: FakeDaemon) -> Iterator[Communicator]:
-    with wancoll.connect(socket=daemon.path, timeout=10) as comm:
-        yield comm
-
-
-@pytest.fixture
-def manual(path: str) -> Iterator[FakeDaemon]:
-    with FakeDaemon(path, ("me", "other"), manual=True) as daemon:
-        yield daemon
-
-
-@pytest.fixture
-def held(gpu: Any, manual: FakeDaemon) -> Iterator[Communicator]:
-    """A communicator whose calls are answered only when the test says so."""
-    with wancoll.connect(socket=manual.path, timeout=10) as comm:
-        yield comm

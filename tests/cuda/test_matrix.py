@@ -116,19 +116,3 @@ def test_worlds_and_sizes(worlds: dict[int, list[Any]], shared: Any, world: int,
 @pytest.mark.parametrize("seed", [0], indirect=True)
 def test_more_than_a_piece(worlds: dict[int, list[Any]], shared: Any) -> None:
     check(worlds, shared, 2, DType.uint8, FOUR_MIB_AND_ONE)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("seed", [0], indirect=True)
-def test_large(worlds: dict[int, list[Any]], shared: Any) -> None:
-    comms = worlds[2]
-
-    def member(rank: int) -> list[bool]:
-        mine = Member(comms[rank], shared, DType.float32, rank)
-        values = numbers(DType.float32, 16 << 20, rank)
-        x, host = mine.tensor(values), values.copy()
-        comms[rank].all_reduce(x)
-        comms[rank].all_reduce(host)
-        return [mine.bytes(x) == host.tobytes()]
-
-    assert in_threads(member, 2, 120) == [[True], [True]]

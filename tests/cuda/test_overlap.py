@@ -15,7 +15,7 @@ import pytest
 from tests.client.fake_daemon import FakeDaemon
 from tests.client.tools import refused, until
 from tests.cuda.test_order import array, numbers, same
-from tests.faults.support import Background, attempt, close_all, cluster_fixture, join, wait_until
+from tests.faults.support import Background, attempt, close_all, cluster_fixture, members_fixture, wait_until
 from wancoll._native import ffi
 from wancoll.chaos import Cluster
 from wancoll.client.communicator import Communicator
@@ -187,36 +187,34 @@ def test_a_device_that_breaks_before_its_input_is_there(
 
 SOON = ["--slow-after=0.3"]
 cluster = cluster_fixture(3, after="standin", master_args=SOON, peer_args=SOON)
+comms = members_fixture(3)
 
 
-def test_sums_while_streams_run_late(gpu: Any, cluster: Cluster) -> None:
+def test_sums_while_streams_run_late(gpu: Any, comms: list[Any]) -> None:
     """Nobody waits for anybody but by events: queue, call, queue the next, wait at the end."""
-    comms = sorted(join(cluster, range(3)), key=lambda comm: comm.rank)
     count = (PIECE + 3 * BLOCK) // 4
 
-    def member(rank: int) -> list[Any]:
-        x = [array(gpu, np.zeros(count, np.float32), device=rank % 2) for _ in range(3)]
-        out = array(gpu, np.zeros(count, np.float32), "dlpack", device=rank % 2)
+    def member(i: int) -> list[Any]:
+        x = [array(gpu, np.zeros(count, np.float32), device=i % 2) for _ in range(3)]
+        out = array(gpu, np.zeros(count, np.float32), "dlpack", device=i % 2)
         works = []
         for k, each in enumerate(x):
-            each.put(np.full(count, 10**rank * (k + 1), np.float32))
-            works.append(comms[rank].all_reduce(each, *([out] if k == 2 else []), async_op=True))
+            each.put(np.full(count, 10**i * (k + 1), np.float32))
+            works.append(comms[i].all_reduce(each, *([out] if k == 2 else []), async_op=True))
         for work in works:
             work.wait(30)
         found = [each.get() for each in (x[0], x[1], out, x[2])]
         return [[each.min(), each.max()] for each in found]
 
-    for rank, found in enumerate(Background(member, 3).results()):
-        assert found == [[111] * 2, [222] * 2, [333] * 2, [3 * 10**rank] * 2]
-    close_all(comms)
+    for i, found in enumerate(Background(member, 3).results()):
+        assert found == [[111] * 2, [222] * 2, [333] * 2, [3 * 10**i] * 2]
 
 
-def test_a_device_that_does_not_get_on_is_named(gpu: Any, cluster: Cluster) -> None:
-    comms = sorted(join(cluster, range(3)), key=lambda comm: comm.rank)
-    tensors = [array(gpu, np.full(5000, 10**rank, np.float32)) for rank in range(3)]
+def test_a_device_that_does_not_get_on_is_named(gpu: Any, comms: list[Any]) -> None:
+    tensors = [array(gpu, np.full(5000, 10**k, np.float32)) for k in range(3)]
     gpu.hold(tensors[1])
-    works = [comm.all_reduce(tensors[comm.rank], async_op=True) for comm in comms]
-    wanted = f"waits for {comms[1].name} (rank 1): its client has not filled its input"
+    works = [comm.all_reduce(tensors[k], async_op=True) for k, comm in enumerate(comms)]
+    wanted = f"waits for m1 (rank {comms[1].rank}): its client has not filled its input"
 
     def said() -> bool:
         with pytest.raises(TimeoutError) as caught:
@@ -228,12 +226,10 @@ def test_a_device_that_does_not_get_on_is_named(gpu: Any, cluster: Cluster) -> N
     for work, tensor in zip(works, tensors, strict=True):
         assert work.wait(30).attempts == 1
         assert (tensor.get() == 111).all()
-    close_all(comms)
 
 
-def test_what_was_filled_stays_filled_until_the_end(gpu: Any, cluster: Cluster) -> None:
+def test_what_was_filled_stays_filled_until_the_end(gpu: Any, comms: list[Any]) -> None:
     """Each attempt reads the table anew: until the operation has ended it is nobody else's."""
-    comms = sorted(join(cluster, range(3)), key=lambda comm: int(comm.name[1:]))
     x, y = ([array(gpu, np.full(5000, 10**k, np.float32)) for k in range(3)] for _ in range(2))
     first = [comms[k].all_reduce(x[k], async_op=True) for k in (0, 1)]
     for work in first:
@@ -247,7 +243,6 @@ def test_what_was_filled_stays_filled_until_the_end(gpu: Any, cluster: Cluster) 
         for k in (0, 1):
             assert set(works[k].wait(10).contributors) == {"m0", "m1"}
             assert (tensors[k].get() == 11).all()
-    close_all(comms)
 
 
 @pytest.mark.parametrize("late", [False, True])
