@@ -7,9 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.faults.support import HEARTBEAT_TIMEOUT, PEERS, repair
+from tests.faults.support import HEARTBEAT_TIMEOUT, PEERS, members_fixture, repair
 from wancoll.chaos import Cluster
 from wancoll.errors import WancollError
+
+comms = members_fixture(PEERS)
 
 
 @pytest.fixture(scope="session")

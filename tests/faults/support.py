@@ -102,6 +102,19 @@ def cluster_fixture(peers: int, *, scope: Any = "module", whole: bool = False, a
     return cluster
 
 
+def members_fixture(world: int, cluster: str = "cluster", **options: Any) -> Any:
+    """A fixture: members of a new group on the module's *cluster*, which have reduced once; they leave at the end."""
+
+    @pytest.fixture
+    def comms(request: pytest.FixtureRequest) -> Iterator[list[Any]]:
+        made = join(request.getfixturevalue(cluster), range(world), **options)
+        reduce_all(made, range(world))
+        yield made
+        close_all(made)
+
+    return comms
+
+
 def ranked(cluster: Cluster, peers: Sequence[int], *, group: str = "", **options: Any) -> list[Any]:
     """Member m{k} through peer peers[k], which may come twice; returns their communicators in rank order."""
     options |= {"group": group or new_group(), "start_world": len(peers)}
@@ -183,6 +196,46 @@ class Background:
 def sums(comms: Sequence[Any], tensors: Sequence[np.ndarray]) -> Background:
     """Each tensor's in-place sum, under way."""
     return Background(lambda k: attempt(lambda: comms[k].all_reduce(tensors[k], op="sum")), len(tensors))
+
+
+class Steady:
+    """All members sum again and again, each sum that of all and alike for all, until stop().
+
+    Args:
+        comms: of the members.
+        beside: called after each sum with the member's number and that of the sum.
+    """
+
+    def __init__(self, comms: Sequence[Any], beside: Callable[[int, int], None] = lambda k, number: None) -> None:
+        self._comms, self._beside, self._over = comms, beside, threading.Event()
+        self.count = [0] * len(comms)
+        self._running = Background(self._sum, len(comms))
+
+    def _sum(self, k: int) -> list[int]:
+        """A number for what each sum came to."""
+        found, more = list[int](), np.ones(1, np.float32)
+        while more[0]:
+            tensor = contribution(k, 1000)
+            outcome = attempt(lambda x=tensor: self._comms[k].all_reduce(x, op="sum"))
+            agreed = check_agreed([outcome], [tensor])
+            assert sorted(agreed) == [f"m{i}" for i in range(len(self._comms))], outcome
+            assert outcome.receipt is not None
+            found.append(hash((outcome.receipt.op_id, outcome.receipt.epoch, agreed, outcome.receipt.digest)))
+            self.count[k] += 1
+            self._beside(k, self.count[k])
+            more[0] = k == 0 and not self._over.is_set()
+            self._comms[k].all_reduce(more, op="max")
+        return found
+
+    def stop(self) -> None:
+        self._over.set()
+        first, *others = self._running.results(40)
+        assert all(other == first for other in others)
+
+    @property
+    def failed(self) -> bool:
+        """Whether somebody has ended without stop()."""
+        return any(self._running.finished)
 
 
 def by_master(comms: Sequence[Any], tensors: Sequence[np.ndarray]) -> Background:

@@ -52,7 +52,6 @@ BIG = 400_000  # elements of a block: an op that has a middle
 class Member:
     """One member's part in a call: what it gives, the call, and what it must have got."""
 
-    comm: Any
     index: int  # of its name, m{index}
     give: Array | None
     call: Callable[[], Any]
@@ -66,63 +65,53 @@ def member(kind: str, algorithm: str, comm: Any, index: int, root: int, count: i
     """root: the member's index; its rank is asked of the communicator."""
     rank = comm.rank
     root_rank = comm.members.index(f"m{root}")
-    mine = np.float32(10**index)
-    flat = np.full(count, mine, np.float32)
+
+    def full(value: float) -> Array:
+        return np.full(count, value, np.float32)
+
+    flat, nothing = full(10**index), full(0)
     blocks = np.stack([flat + np.float32(j / 4) for j in range(PEERS)])
     options = {} if kind == "barrier" else {"algorithm": algorithm}
-    nothing = np.zeros(count, np.float32)
 
     def numbers(contributors: Sequence[str]) -> list[int]:
         return [int(name.removeprefix("m")) for name in contributors]
 
     def rows(values: Sequence[float]) -> Array:
-        return np.stack([np.full(count, value, np.float32) for value in values])
+        return np.stack([full(value) for value in values])
 
     match kind:
         case "all_reduce":
             return Member(
-                comm,
-                index,
-                flat,
-                lambda: comm.all_reduce(flat, out=nothing, **options),
-                lambda who: np.full(count, total(who), np.float32),
+                index, flat, lambda: comm.all_reduce(flat, out=nothing, **options), lambda who: full(total(who))
             )
         case "reduce_scatter":
             return Member(
-                comm,
                 index,
                 blocks,
                 lambda: comm.reduce_scatter(blocks, **options),
-                lambda who: np.full(count, total(who) + len(who) * rank / 4, np.float32),
+                lambda who: full(total(who) + len(who) * rank / 4),
             )
         case "all_gather":
             return Member(
-                comm,
-                index,
-                flat,
-                lambda: comm.all_gather(flat, **options),
-                lambda who: rows([10**i for i in numbers(who)]),
+                index, flat, lambda: comm.all_gather(flat, **options), lambda who: rows([10**i for i in numbers(who)])
             )
         case "broadcast":
             x = flat if index == root else nothing
             return Member(
-                comm,
                 index,
                 x if index == root else None,
                 lambda: comm.broadcast(x, root=root_rank, **options),
-                lambda who: np.full(count, 10**root, np.float32),
+                lambda who: full(10**root),
             )
         case "reduce":
             return Member(
-                comm,
                 index,
                 flat,
                 lambda: comm.reduce(flat, root=root_rank, **options),
-                lambda who: np.full(count, total(who), np.float32) if index == root else None,
+                lambda who: full(total(who)) if index == root else None,
             )
         case "gather":
             return Member(
-                comm,
                 index,
                 flat,
                 lambda: comm.gather(flat, root=root_rank, **options),
@@ -131,22 +120,20 @@ def member(kind: str, algorithm: str, comm: Any, index: int, root: int, count: i
         case "scatter":
             x = blocks if index == root else None
             return Member(
-                comm,
                 index,
                 x,
                 lambda: comm.scatter(x, out=nothing, root=root_rank, **options),
-                lambda who: np.full(count, 10**root + rank / 4, np.float32),
+                lambda who: full(10**root + rank / 4),
             )
         case "all_to_all":
             return Member(
-                comm,
                 index,
                 blocks,
                 lambda: comm.all_to_all(blocks, out=np.zeros_like(blocks), **options),
                 lambda who: rows([10**i + rank / 4 for i in numbers(who)]),
             )
         case "barrier":
-            return Member(comm, index, None, comm.barrier, lambda who: None)
+            return Member(index, None, comm.barrier, lambda who: None)
     raise AssertionError(kind)
 
 

@@ -221,29 +221,22 @@ def test_well_formed_frames_are_understood() -> None:
         assert Decoder[Any](everything, DEFAULT.message_bytes).feed(frame)
 
 
-@pytest.mark.check
-def test_hostile_bytes_while_joins_and_ops_go_on(cluster: Cluster, rng: random.Random) -> None:
+@pytest.mark.parametrize(
+    "seconds",
+    [
+        pytest.param(4.0, marks=pytest.mark.check),
+        pytest.param(120.0, marks=[pytest.mark.nightly, pytest.mark.timeout(600)]),
+    ],
+)
+def test_hostile_bytes_while_joins_and_ops_go_on(cluster: Cluster, rng: random.Random, seconds: float) -> None:
     joins_and_ops(cluster, 0)
     pids = [cluster.master_pid, *(cluster.pid(i) for i in range(PEERS))]
     wait_until(lambda: not cluster.status().groups, BUSY, "the groups so far are gone")
     files = open_files(pids)
     with under_attack(cluster, rng) as made:
-        groups = joins_and_ops(cluster, 4.0)
+        groups = joins_and_ops(cluster, seconds)
     print(f"{groups} groups joined and reduced under {made} attacks")
     joins_and_ops(cluster, 0)
-    check_unharmed(cluster, pids, files)
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(600)
-def test_hostile_bytes_for_two_minutes(cluster: Cluster, rng: random.Random) -> None:
-    joins_and_ops(cluster, 0)
-    pids = [cluster.master_pid, *(cluster.pid(i) for i in range(PEERS))]
-    wait_until(lambda: not cluster.status().groups, BUSY, "the groups so far are gone")
-    files = open_files(pids)
-    with under_attack(cluster, rng) as made:
-        groups = joins_and_ops(cluster, 120.0)
-    print(f"{groups} groups joined and reduced under {made} attacks")
     check_unharmed(cluster, pids, files)
 
 

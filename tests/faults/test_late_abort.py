@@ -27,6 +27,7 @@ from tests.faults.support import (
     reduce_all,
     untouched,
 )
+from tests.later import later
 from wancoll.chaos import Cluster
 from wancoll.errors import Evicted, OutcomeUnknown, PeerDaemonLost
 
@@ -99,32 +100,17 @@ def trial(cluster: Cluster, rng: random.Random, ops: int) -> tuple[int, float]:
     return worlds.count(PEERS), took
 
 
-def trials(cluster: Cluster, rng: random.Random, count: int, ops: int) -> None:
-    results = [trial(cluster, rng, ops) for _ in range(count)]
+LONG = [pytest.mark.nightly, pytest.mark.timeout(3600)]
+
+
+@pytest.mark.parametrize(
+    ("times", "ops"), [(2, 1), *later((2, 8)), pytest.param(200, 1, marks=LONG), pytest.param(100, 8, marks=LONG)]
+)
+def test_late_abort(cluster: Cluster, rng: random.Random, times: int, ops: int) -> None:
+    results = [trial(cluster, rng, ops) for _ in range(times)]
     whole = sum(whole for whole, _ in results)
     slowest = max(took for _, took in results)
-    print(f"{count} kills, {ops} ops each: {whole} of {count * ops} ops had all members; slowest {slowest:.3f} s")
-
-
-def test_late_abort(cluster: Cluster, rng: random.Random) -> None:
-    trials(cluster, rng, 2, ops=1)
-
-
-@pytest.mark.check
-def test_late_abort_with_8_ops_in_flight(cluster: Cluster, rng: random.Random) -> None:
-    trials(cluster, rng, 2, ops=8)
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(3600)
-def test_late_abort_200_trials(cluster: Cluster, rng: random.Random) -> None:
-    trials(cluster, rng, 200, ops=1)
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(3600)
-def test_late_abort_with_8_ops_in_flight_100_trials(cluster: Cluster, rng: random.Random) -> None:
-    trials(cluster, rng, 100, ops=8)
+    print(f"{times} kills, {ops} ops each: {whole} of {times * ops} ops had all members; slowest {slowest:.3f} s")
 
 
 # ---- at named places ---------------------------------------------------------------------------------
@@ -148,28 +134,13 @@ def test_killed_at(cluster: Cluster, rng: random.Random, name: str) -> None:
     assert name != "after_commit" or outcomes[victim].error is None
 
 
-@pytest.mark.nightly
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("name", ["mid_op", "before_done", "after_done", "before_commit"])
-def test_killed_at_many_times(cluster: Cluster, rng: random.Random, name: str) -> None:
-    worlds = []
-    for _ in range(25):
-        victim = rng.randrange(PEERS)
-        sizes = [4 * MIB] if name == "mid_op" else [1, 1000, MIB, 4 * MIB]  # small ops have no middle
-        worlds.append(killed_at(cluster, name, victim, rng.choice(sizes))[1])
-        cluster.restart_peer(victim)
-    print(f"kills at {name}: {worlds.count(PEERS)} of {len(worlds)} committed with all members")
-
-
 def test_survivors_finished_but_not_committed(cluster: Cluster) -> None:
     outcomes = finished_but_not_committed(cluster, 2, MIB, BOUND)
     assert all(outcome.receipt.attempts == (1 if MEMBERS_COMMIT else 2) for outcome in outcomes)
 
 
-def test_a_second_death_while_the_first_is_mended(cluster: Cluster) -> None:
+def test_a_second_death_while_the_first_is_mended(cluster: Cluster, comms: list[Any]) -> None:
     """m3 dies in the op, m1 as soon as it hears of the epoch without m3."""
-    comms = join(cluster, range(PEERS))
-    reduce_all(comms, range(PEERS))
     cluster.failpoint(1, "on_epoch", "kill")
     cluster.failpoint(3, "mid_op", "kill")
     tensors = [contribution(k, MIB) for k in range(PEERS)]
@@ -180,7 +151,6 @@ def test_a_second_death_while_the_first_is_mended(cluster: Cluster) -> None:
         assert untouched(tensors[victim], victim)
     agreed = check_agreed([outcomes[0], outcomes[2]], [tensors[0], tensors[2]])
     assert sorted(agreed) == ["m0", "m2"]
-    close_all(comms)
 
 
 def test_a_death_while_the_first_epoch_is_dialled(cluster: Cluster) -> None:

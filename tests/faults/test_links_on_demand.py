@@ -19,6 +19,7 @@ from tests.faults.support import (
     contribution,
     in_threads,
     join,
+    members_fixture,
     reduce_all,
 )
 from wancoll.chaos import Cluster
@@ -34,6 +35,9 @@ def impatient() -> Iterator[Cluster]:
         yield cluster
 
 
+comms = members_fixture(PEERS, "impatient")
+
+
 def opposite(comms: list[Any]) -> tuple[int, int]:
     """Two peers whose members are no ring neighbours."""
     order = [int(name.removeprefix("m")) for name in comms[0].members]
@@ -47,8 +51,7 @@ def direct(comms: list[Any], tensors: list[Any]) -> list[Any]:
     return in_threads(call, len(comms), 30)
 
 
-def test_a_pair_that_cannot_meet_is_routed_around_and_nobody_is_evicted(impatient: Cluster) -> None:
-    comms = join(impatient, range(PEERS))
+def test_a_pair_that_cannot_meet_is_routed_around_and_nobody_is_evicted(impatient: Cluster, comms: list[Any]) -> None:
     i, j = opposite(comms)
     impatient.cut(i, j)
     try:
@@ -61,7 +64,6 @@ def test_a_pair_that_cannot_meet_is_routed_around_and_nobody_is_evicted(impatien
         assert {outcome.receipt.attempts for outcome in again} == {1}, "the plan remembers"
     finally:
         impatient.heal(i, j)
-    close_all(comms)
 
 
 def test_who_comes_late_is_waited_for_and_no_link_is_blamed(impatient: Cluster) -> None:
@@ -84,8 +86,7 @@ def test_who_comes_late_is_waited_for_and_no_link_is_blamed(impatient: Cluster) 
         close_all(comms)
 
 
-def test_a_link_cut_in_the_middle_is_redialled(impatient: Cluster) -> None:
-    comms = join(impatient, range(PEERS))
+def test_a_link_cut_in_the_middle_is_redialled(impatient: Cluster, comms: list[Any]) -> None:
     direct(comms, [contribution(k, 1000) for k in range(PEERS)])  # all links are up
     i, j = opposite(comms)
     tensors = [contribution(k, 4_000_000) for k in range(PEERS)]
@@ -102,13 +103,11 @@ def test_a_link_cut_in_the_middle_is_redialled(impatient: Cluster) -> None:
     reduce_all(comms, range(PEERS))
     outcomes = direct(comms, [contribution(k, 1000) for k in range(PEERS)])
     assert {(outcome.receipt.epoch, outcome.receipt.attempts) for outcome in outcomes} == {(idle, 1)}
-    close_all(comms)
 
 
 @pytest.mark.parametrize("odd", range(PEERS))
-def test_different_algorithms_are_a_mismatch_and_no_hang(impatient: Cluster, odd: int) -> None:
+def test_different_algorithms_are_a_mismatch_and_no_hang(comms: list[Any], odd: int) -> None:
     """The odd one needs links that the others' op never raises."""
-    comms = join(impatient, range(PEERS))
 
     def member(k: int) -> WancollError:
         algorithm = "direct" if k == odd else "ring"
@@ -120,4 +119,3 @@ def test_different_algorithms_are_a_mismatch_and_no_hang(impatient: Cluster, odd
         assert isinstance(error, CollectiveMismatch)
         assert "algorithm=direct" in error.calls[f"m{odd}"]
     reduce_all(comms, range(PEERS))
-    close_all(comms)

@@ -22,6 +22,7 @@ from tests.faults.support import (
     contribution,
     in_threads,
     join,
+    members_fixture,
     reduce_all,
     sums,
     untouched,
@@ -35,6 +36,7 @@ MARGIN = BUSY  # seconds: to notice, to redial, to tell
 cluster = cluster_fixture(
     3, scope="function", heartbeat_timeout=HEARTBEAT_TIMEOUT, peer_args=[f"--master-grace={GRACE}"]
 )
+comms = members_fixture(3)
 
 
 def reduce_until_told(comms: list[Any]) -> list[Outcome]:
@@ -59,9 +61,7 @@ def reduce_until_told(comms: list[Any]) -> list[Outcome]:
     return outcomes
 
 
-def test_master_killed_between_ops(cluster: Cluster) -> None:
-    comms = join(cluster, range(3))
-    reduce_all(comms, range(3))
+def test_master_killed_between_ops(cluster: Cluster, comms: list[Any]) -> None:
     cluster.kill_master()
     killed = time.monotonic()
     assert max(outcome.ended for outcome in reduce_until_told(comms)) - killed < GRACE + MARGIN
@@ -71,7 +71,6 @@ def test_master_killed_between_ops(cluster: Cluster) -> None:
             comm.all_reduce(tensor)
         assert time.monotonic() - asked < GRACE + MARGIN
         assert untouched(tensor, k)
-    close_all(comms)
     assert all(cluster.running(i) for i in range(3))
     cluster.start_master()  # the daemons find it again, and new groups work
     comms = join(cluster, range(3))
@@ -79,9 +78,7 @@ def test_master_killed_between_ops(cluster: Cluster) -> None:
     close_all(comms)
 
 
-def test_master_killed_in_mid_op(cluster: Cluster) -> None:
-    comms = join(cluster, range(3))
-    reduce_all(comms, range(3))
+def test_master_killed_in_mid_op(cluster: Cluster, comms: list[Any]) -> None:
     tensors = [[contribution(k, 4 * MIB) for _ in range(4)] for k in range(3)]
     works = [[comms[k].all_reduce(x, op="sum", async_op=True) for x in tensors[k]] for k in range(3)]
     cluster.kill_master()
@@ -96,13 +93,10 @@ def test_master_killed_in_mid_op(cluster: Cluster) -> None:
             assert isinstance(outcome.error, MasterUnreachable | OutcomeUnknown), repr(outcome)
             assert outcome.ended - killed < GRACE + MARGIN
             assert untouched(tensors[k][op], k)
-    close_all(comms)
 
 
-def test_master_killed_when_the_op_is_done_but_not_committed(cluster: Cluster) -> None:
+def test_master_killed_when_the_op_is_done_but_not_committed(cluster: Cluster, comms: list[Any]) -> None:
     """The master stands still while the members finish, and is killed before it can read a Done."""
-    comms = join(cluster, range(3))
-    reduce_all(comms, range(3))
     tensors = [contribution(k, 1000) for k in range(3)]
     cluster.pause_master()
     running = by_master(comms, tensors)
@@ -115,18 +109,14 @@ def test_master_killed_when_the_op_is_done_but_not_committed(cluster: Cluster) -
         assert isinstance(outcome.error, OutcomeUnknown), repr(outcome)
         assert outcome.ended - killed < GRACE + MARGIN
         assert (tensors[k] == gave[k]).all()
-    close_all(comms)
 
 
-def test_stopped_master_is_noticed(cluster: Cluster) -> None:
-    comms = join(cluster, range(3))
-    reduce_all(comms, range(3))
+def test_stopped_master_is_noticed(cluster: Cluster, comms: list[Any]) -> None:
     cluster.pause_master()
     stopped = time.monotonic()
     # A stopped master's port still accepts: a redial ends with the handshake's deadline, 5 s.
     bound = HEARTBEAT_TIMEOUT + GRACE + 5.0 + MARGIN
     assert max(outcome.ended for outcome in reduce_until_told(comms)) - stopped < bound
-    close_all(comms)
 
 
 def test_connect_without_a_master(cluster: Cluster) -> None:

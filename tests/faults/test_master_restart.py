@@ -14,6 +14,7 @@ from tests.faults.support import (
     HEARTBEAT_TIMEOUT,
     MIB,
     Background,
+    Steady,
     all_finished,
     attempt,
     by_master,
@@ -22,6 +23,7 @@ from tests.faults.support import (
     close_all,
     contribution,
     join,
+    members_fixture,
     new_group,
     reduce_all,
     stands_still,
@@ -65,13 +67,15 @@ def cluster(shared: Cluster) -> Iterator[Cluster]:
             shared.resume(i)
 
 
+comms = members_fixture(PEERS)
+
+
 def restart(cluster: Cluster, **how: Any) -> None:
     cluster.kill_master()
     cluster.start_master(**how)
 
 
-def test_between_two_operations(cluster: Cluster) -> None:
-    comms = join(cluster, range(PEERS), min_world=PEERS)
+def test_between_two_operations(cluster: Cluster, comms: list[Any]) -> None:
     first = reduce_all(comms, range(PEERS))
     restart(cluster)
     second = reduce_all(comms, range(PEERS))
@@ -80,17 +84,14 @@ def test_between_two_operations(cluster: Cluster) -> None:
     assert first[0].receipt.epoch == second[0].receipt.epoch
     back = lambda: any(event.kind == "resumed" for event in cluster.status().events)  # noqa: E731
     wait_until(back, 10, "the master has taken the group up again")
-    close_all(comms)
 
 
 @pytest.mark.parametrize("times", [TIMES, pytest.param(20, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize(
     "point", ["mid_op", "after_done", *later("on_post", "before_done", "before_commit", "after_commit")]
 )
-def test_in_each_phase_of_an_operation(cluster: Cluster, point: str, times: int) -> None:
+def test_in_each_phase_of_an_operation(cluster: Cluster, comms: list[Any], point: str, times: int) -> None:
     """A member stands still at the failpoint while the master dies and comes back."""
-    comms = join(cluster, range(PEERS), min_world=PEERS)
-    reduce_all(comms, range(PEERS))
     for i in range(times):
         count = 4 * MIB if point == "mid_op" or i % 2 else 1000  # a small one may be over before it is seen
         tensors = [contribution(k, count) for k in range(PEERS)]
@@ -101,7 +102,6 @@ def test_in_each_phase_of_an_operation(cluster: Cluster, point: str, times: int)
         cluster.resume(1)
         check_first_attempt(running.results(), tensors)
     reduce_all(comms, range(PEERS))
-    close_all(comms)
 
 
 def test_when_an_epoch_begins(cluster: Cluster) -> None:
@@ -120,10 +120,8 @@ def test_when_an_epoch_begins(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("down_for", [0.5, *later(0.0)])
-def test_in_mid_operation(cluster: Cluster, down_for: float) -> None:
+def test_in_mid_operation(cluster: Cluster, comms: list[Any], down_for: float) -> None:
     """Four large sums run on while there is no master, and commit when it is back."""
-    comms = join(cluster, range(PEERS), min_world=PEERS)
-    reduce_all(comms, range(PEERS))
     for _ in range(TIMES):
         tensors = [[contribution(k, 4 * MIB) for _ in range(4)] for k in range(PEERS)]
         works = [[comms[k].all_reduce(x, op="sum", async_op=True) for x in tensors[k]] for k in range(PEERS)]
@@ -134,63 +132,41 @@ def test_in_mid_operation(cluster: Cluster, down_for: float) -> None:
         outcomes = waiting.results(40)
         for op in range(4):
             check_first_attempt([mine[op] for mine in outcomes], [mine[op] for mine in tensors])
-    close_all(comms)
 
 
-def test_finished_everywhere_and_never_told(cluster: Cluster) -> None:
+def test_finished_everywhere_and_never_told(cluster: Cluster, comms: list[Any]) -> None:
     """The master stands still while the members finish, and is killed before it can read a Done."""
-    comms = join(cluster, range(PEERS), min_world=PEERS)
-    reduce_all(comms, range(PEERS))
     tensors = [contribution(k, 1000) for k in range(PEERS)]
     cluster.pause_master()
     running = by_master(comms, tensors)
     wait_until(lambda: all_finished(cluster, range(PEERS)), 10, "all members have finished")
     restart(cluster)
     check_first_attempt(running.results(), tensors)
-    close_all(comms)
 
 
 @pytest.mark.check
-def test_again_and_again(cluster: Cluster) -> None:
+def test_again_and_again(cluster: Cluster, comms: list[Any]) -> None:
     """Small sums without a pause, sends and receives among them, while the master is killed six times."""
-    comms = join(cluster, range(PEERS), min_world=PEERS)
-    stop = [False]
 
-    def work(k: int) -> list[Any]:
-        done = []
-        flag = np.zeros(1, np.float32)
-        while not flag[0]:
-            tensor = contribution(k, 5000)
-            done.append((attempt(lambda x=tensor: comms[k].all_reduce(x, op="sum")), tensor))
-            note = np.full(10, len(done), np.float32)
-            if k == 0:
-                comms[0].send(note, dest=comms[1].rank)
-            elif k == 1:
-                got = np.zeros(10, np.float32)
-                comms[1].recv(got, source=comms[0].rank)
-                assert (got == note).all()
-            flag[0] = stop[0] and k == 0
-            comms[k].all_reduce(flag, op="max")
-        return done
+    def exchange(k: int, number: int) -> None:
+        note, got = np.full(10, number, np.float32), np.zeros(10, np.float32)
+        if k == 0:
+            comms[0].send(note, dest=comms[1].rank)
+        elif k == 1:
+            comms[1].recv(got, source=comms[0].rank)
+            assert (got == note).all()
 
-    running = Background(work, PEERS)
+    running = Steady(comms, exchange)
     for _ in range(6):
         restart(cluster)
         wait_until(lambda: len(cluster.status().groups) == 1, 10, "the group is back")
         time.sleep(0.2)  # some operations go through
-    stop[0] = True
-    outcomes = running.results(40)
-    assert len({len(mine) for mine in outcomes}) == 1
-    assert len(outcomes[0]) > 6
-    for step in zip(*outcomes, strict=True):
-        assert sorted(check_agreed([one for one, _ in step], [x for _, x in step])) == ["m0", "m1", "m2"]
-    close_all(comms)
+    running.stop()
+    assert running.count[0] > 6
 
 
-def test_a_member_dies_while_the_master_is_away(cluster: Cluster) -> None:
+def test_a_member_dies_while_the_master_is_away(cluster: Cluster, comms: list[Any]) -> None:
     """The others go on without it once it had the time to report."""
-    comms = join(cluster, range(PEERS))
-    reduce_all(comms, range(PEERS))
     tensors = [contribution(k, 4 * MIB) for k in range(PEERS)]
     cluster.failpoint(2, "mid_op", "pause")
     running = sums(comms, tensors)
@@ -203,7 +179,6 @@ def test_a_member_dies_while_the_master_is_away(cluster: Cluster) -> None:
     assert sorted(check_agreed(outcomes[:2], tensors[:2])) == ["m0", "m1"]
     assert max(outcome.ended for outcome in outcomes[:2]) - back < GRACE + BUSY
     reduce_all(comms[:2], range(2))
-    close_all(comms)
 
 
 def test_a_daemon_that_is_back_without_its_members_is_not_waited_for() -> None:
@@ -220,9 +195,8 @@ def test_a_daemon_that_is_back_without_its_members_is_not_waited_for() -> None:
         close_all(comms)
 
 
-def test_the_journal_is_lost_too(cluster: Cluster) -> None:
+def test_the_journal_is_lost_too(cluster: Cluster, comms: list[Any]) -> None:
     """The reports tell what the journal would have: nothing is numbered twice."""
-    comms = join(cluster, range(PEERS))
     first = reduce_all(comms, range(PEERS))
     tensors = [contribution(k, MIB) for k in range(PEERS)]
     cluster.failpoint(1, "before_done", "pause")
@@ -237,7 +211,6 @@ def test_the_journal_is_lost_too(cluster: Cluster) -> None:
     after = reduce_all(comms[:2], range(2))
     assert after[0].receipt is not None
     assert after[0].receipt.epoch > outcomes[0].receipt.epoch
-    close_all(comms)
 
 
 @pytest.mark.check
@@ -294,10 +267,8 @@ def test_a_joiner_that_waits_is_not_forgotten(cluster: Cluster) -> None:
     close_all(comms)
 
 
-def test_a_member_that_comes_too_late(cluster: Cluster) -> None:
+def test_a_member_that_comes_too_late(cluster: Cluster, comms: list[Any]) -> None:
     """It stood still for longer than the grace time, with a finished sum: committed for it, or unknown; never wrong."""
-    comms = join(cluster, range(PEERS))
-    reduce_all(comms, range(PEERS))
     tensors = [contribution(k, 1000) for k in range(PEERS)]
     cluster.failpoint(2, "after_done", "pause")
     running = sums(comms, tensors)
@@ -312,4 +283,3 @@ def test_a_member_that_comes_too_late(cluster: Cluster) -> None:
     else:
         expected = OutcomeUnknown if "m2" in contributors else (Evicted, OutcomeUnknown)
         assert isinstance(outcomes[2].error, expected), repr(outcomes[2])
-    close_all(comms)

@@ -85,8 +85,7 @@ def test_mismatch_of_one_that_comes_late(cluster: Cluster) -> None:
     mismatch(cluster, 3, 1, "count", late=0.5)
 
 
-def test_everybody_calls_something_else(cluster: Cluster) -> None:
-    comms = join(cluster, range(PEERS))
+def test_everybody_calls_something_else(comms: list[Any]) -> None:
     tensors = [contribution(k, 1000 + k) for k in range(PEERS)]
 
     def member(k: int) -> CollectiveMismatch:
@@ -100,12 +99,10 @@ def test_everybody_calls_something_else(cluster: Cluster) -> None:
     assert time.monotonic() - started < BOUND
     assert all(untouched(tensor, k) for k, tensor in enumerate(tensors))
     reduce_all(comms, range(PEERS))
-    close_all(comms)
 
 
-def test_the_ops_around_a_mismatch_commit(cluster: Cluster) -> None:
+def test_the_ops_around_a_mismatch_commit(comms: list[Any]) -> None:
     """Three ops in flight, the second one differs: the first and the third have their result."""
-    comms = join(cluster, range(3))
 
     def member(k: int) -> tuple[list[Any], list[np.ndarray]]:
         tensors = [contribution(k, 50_000) for _ in range(3)]
@@ -119,22 +116,13 @@ def test_the_ops_around_a_mismatch_commit(cluster: Cluster) -> None:
                 outcomes.append(bad)
         return outcomes, tensors
 
-    for k, (outcomes, tensors) in enumerate(in_threads(member, 3, 30)):
+    for k, (outcomes, tensors) in enumerate(in_threads(member, PEERS, 30)):
         assert isinstance(outcomes[1], CollectiveMismatch), outcomes
         assert untouched(tensors[1], k)
         for op in (0, 2):
             assert not isinstance(outcomes[op], WancollError), outcomes[op]
-            assert (tensors[op] == 111).all()
-    reduce_all(comms, range(3))
-    close_all(comms)
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(1200)
-def test_mismatches_many_times(cluster: Cluster, rng: random.Random) -> None:
-    for _ in range(60):
-        world = rng.choice([2, 3, 4])
-        mismatch(cluster, world, rng.randrange(world), rng.choice(list(CALLS)), rng.choice([0.0, 0.0, 0.2]))
+            assert (tensors[op] == 1111).all()
+    reduce_all(comms, range(PEERS))
 
 
 # ---- a client that writes to a tensor during its call -------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,11 +13,8 @@ import pytest
 from tests.faults.support import (
     BUSY,
     PEERS,
-    Background,
-    attempt,
-    check_agreed,
+    Steady,
     close_all,
-    contribution,
     in_threads,
     join,
     reduce_all,
@@ -27,7 +23,6 @@ from tests.faults.support import (
 from tests.faults.wire import Wire
 from wancoll.chaos import Cluster
 
-NAMES = sorted(f"m{i}" for i in range(PEERS))
 HEARD = 0.6  # s: a heartbeat is said every 0.5 s
 
 
@@ -38,36 +33,6 @@ def wired(**options: Any) -> Iterator[tuple[Cluster, Wire]]:
         for i in range(PEERS):
             cluster.add_peer(f"--master={wire.address}", name=f"peer-{i}")
         yield cluster, wire
-
-
-class Steady:
-    """All members sum again and again, with all of them as contributors, until stop()."""
-
-    def __init__(self, comms: list[Any]) -> None:
-        self._comms, self._over = comms, threading.Event()
-        self.count = [0] * len(comms)
-        self._last = 0
-        self._running = Background(self._sum, len(comms))
-
-    def _sum(self, k: int) -> None:
-        while True:
-            over = self._over.is_set()  # looked at before the call: all see it at the same one, or one later
-            tensor = contribution(k, 1000)
-            outcome = attempt(lambda tensor=tensor: self._comms[k].all_reduce(tensor, op="sum"))
-            assert sorted(check_agreed([outcome], [tensor])) == NAMES, outcome
-            self.count[k] += 1
-            if k == 0 and over and not self._last:
-                self._last = self.count[0] + 3  # nobody is that far
-            if self._last and self.count[k] >= self._last:
-                return
-
-    def stop(self) -> None:
-        self._over.set()
-        self._running.results(30)
-
-    @property
-    def failed(self) -> bool:
-        return any(self._running.finished)
 
 
 def epochs(cluster: Cluster) -> set[int]:
@@ -163,9 +128,7 @@ def test_five_minutes_of_a_master_whose_network_is_cut() -> None:
     cut_again_and_again(300.0, 2)
 
 
-def test_a_second_daemon_with_the_name_is_sent_away(cluster: Cluster) -> None:
-    comms = join(cluster, range(PEERS))
-    reduce_all(comms, range(PEERS))
+def test_a_second_daemon_with_the_name_is_sent_away(cluster: Cluster, comms: list[Any]) -> None:
     before = comms[0].epoch
     with Cluster(0, fork=True) as other:
         twin = other.add_peer("--master={}:{}".format(*cluster.master_address), name=cluster.name(1))
@@ -175,4 +138,3 @@ def test_a_second_daemon_with_the_name_is_sent_away(cluster: Cluster) -> None:
     # One that stood still for long starts over, and knows no group for a moment.
     wait_until(lambda: epochs(cluster) == {comms[0].epoch}, BUSY, "the master has the group")
     assert comms[0].epoch == before
-    close_all(comms)

