@@ -1,6 +1,7 @@
 """Training that is the same on every rank, each against one process: what ranks run for test_training.py."""
 
 import contextlib
+from typing import Any
 
 import pytest
 import torch
@@ -12,14 +13,19 @@ from torch.nn.parallel import DistributedDataParallel
 from tests.torch.programs import WIDTH, alone, batch, close, model, same_everywhere, share, train
 
 
+def as_alone(net: Any, losses: list[float], reference: tuple[nn.Module, list[float]], tolerance: float = 1e-5) -> None:
+    """Assert that all ranks have the same bits, and that losses and parameters are those of one process."""
+    alike, expected = reference
+    torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected), rtol=tolerance, atol=tolerance)
+    close(net.module, alike, tolerance)
+    same_everywhere(net)
+
+
 def ddp(rank: int, size: int) -> None:
     """Bit-identical replicas; parameters and losses as of one process that sees all samples."""
     net = DistributedDataParallel(model(seed=rank), bucket_cap_mb=0.002)  # what rank 0 has is broadcast
     losses = train(net, torch.optim.SGD(net.parameters(), lr=0.2), rank, size)
-    reference, expected = alone()
-    torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected), rtol=1e-5, atol=1e-6)
-    close(net.module, reference)
-    same_everywhere(net)
+    as_alone(net, losses, alone())
 
 
 class Branches(nn.Module):
@@ -147,10 +153,7 @@ def compiled(rank: int, size: int) -> None:
     net = DistributedDataParallel(model())
     fast = torch.compile(net, backend="aot_eager")
     losses = train(fast, torch.optim.SGD(net.parameters(), lr=0.2), rank, size)  # type: ignore[arg-type]
-    reference, expected = alone()
-    torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected), rtol=1e-5, atol=1e-6)
-    close(net.module, reference)
-    same_everywhere(net)
+    as_alone(net, losses, alone())
 
 
 def zero_redundancy_optimizer(rank: int, size: int) -> None:
@@ -158,10 +161,7 @@ def zero_redundancy_optimizer(rank: int, size: int) -> None:
     net = DistributedDataParallel(model())
     optimizer = ZeroRedundancyOptimizer(net.parameters(), torch.optim.Adam, lr=0.01)
     losses = train(net, optimizer, rank, size)
-    reference, expected = alone(lambda net: torch.optim.Adam(net.parameters(), lr=0.01))
-    torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected), rtol=1e-4, atol=1e-5)
-    close(net.module, reference, 1e-4)
-    same_everywhere(net)
+    as_alone(net, losses, alone(lambda net: torch.optim.Adam(net.parameters(), lr=0.01)), 1e-4)
     mine = sum(each.numel() for state in optimizer.optim.state.values() for each in state.values() if each.ndim)
     whole = 2 * sum(each.numel() for each in net.parameters())
     assert 0 < mine < whole
@@ -174,7 +174,7 @@ def hooks(rank: int, size: int) -> None:
     """DDP's communication hooks: half precision on the wire, torch's own in C++, and one that calls in a callback."""
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks as torchs
 
-    reference, expected = alone()
+    reference = alone()
     for hook, tolerance in (
         (torchs.allreduce_hook, 1e-5),
         (torchs.fp16_compress_hook, 2e-3),
@@ -189,9 +189,7 @@ def hooks(rank: int, size: int) -> None:
         else:
             net.register_comm_hook(None, hook)
         losses = train(net, torch.optim.SGD(net.parameters(), lr=0.2), rank, size)
-        torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected), rtol=tolerance, atol=tolerance)
-        close(net.module, reference, tolerance)
-        same_everywhere(net)
+        as_alone(net, losses, reference, tolerance)
 
 
 def bf16(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:

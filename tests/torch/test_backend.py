@@ -9,40 +9,6 @@ from tests.later import later
 from tests.torch.ranks import run
 
 
-def textbook(rank, size):
-    """The loops as books print them."""
-    model = torch.nn.Linear(3, 1, bias=False)
-    model.weight.data.fill_(1.0)
-    model(torch.full((1, 3), float(rank))).sum().backward()
-    for param in model.parameters():
-        dist.all_reduce(tensor=param.grad, op=dist.ReduceOp.AVG, async_op=False)
-    assert param.grad.tolist() == [[(size - 1) / 2] * 3]
-    # A layer that is split by columns: each rank has some, everyone gets the whole.
-    x = torch.full((2, 1), float(rank))
-    tensor_list = [torch.empty_like(x) for _ in range(size)]
-    dist.all_gather(tensor_list=tensor_list, tensor=x, async_op=False)
-    assert torch.cat(tensor_list, dim=-1).tolist() == [[float(r) for r in range(size)]] * 2
-    # A pipeline: micro-batches through all ranks, each adds one; gradients come back, each doubles them.
-    for micro in range(4):
-        x = torch.full((2, 3), float(micro))
-        if rank > 0:
-            dist.recv(tensor=x, src=rank - 1)
-        y = x + 1
-        if rank < size - 1:
-            dist.send(tensor=y, dst=rank + 1)
-        else:
-            assert y.tolist() == [[float(micro + size)] * 3] * 2
-    for _ in range(4):
-        grad = torch.ones(2, 3)
-        if rank < size - 1:
-            dist.recv(tensor=grad, src=rank + 1)
-        grad = grad * 2
-        if rank > 0:
-            dist.send(tensor=grad, dst=rank - 1)
-        else:
-            assert grad.tolist() == [[2.0**size] * 3] * 2
-
-
 def first_calls(rank, size):
     dist.init_process_group("wancoll")
     assert (dist.get_rank(), dist.get_world_size(), dist.get_backend()) == (rank, size, "wancoll")
@@ -62,7 +28,6 @@ def first_calls(rank, size):
     out = torch.empty(2)
     dist.reduce_scatter(out, [torch.tensor([r, rank], dtype=torch.float32) for r in range(size)])
     assert out.tolist() == [size * rank, sum(range(size))]
-    textbook(rank, size)
     with pytest.raises(wancoll.ConfigError, match=r"another backend.*cpu:wancoll,cuda:gloo"):
         dist.new_group(backend="cpu:wancoll,cuda:gloo")
     dist.barrier()

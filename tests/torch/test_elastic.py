@@ -19,6 +19,7 @@ from wancoll.testing import Cluster, in_threads
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
+from tests.torch.programs import Tripwire  # noqa: E402
 from wancoll.torch import ElasticDataParallel, all_reduce_gradients  # noqa: E402
 
 NAMES = itertools.count(1)
@@ -349,20 +350,6 @@ def test_torchs_own_names_and_a_modules_parameters(cluster: Cluster) -> None:
 # ---- steps that are interrupted ----------------------------------------------------------------------
 
 
-class Tripwire(torch.autograd.Function):
-    """The identity; its backward calls *act* first."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Any, act: Callable[[], None]) -> Any:
-        ctx.act = act
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Any) -> Any:
-        ctx.act()
-        return grad, None
-
-
 def tripped(model: Any, x: Any, act: Callable[[], None]) -> Any:
     """loss(), with *act* in its backward, when the gradients of all layers but the first are there."""
     layers = list(model.module)
@@ -371,6 +358,17 @@ def tripped(model: Any, x: Any, act: Callable[[], None]) -> Any:
         return loss(model, x)
     finally:
         wire.remove()
+
+
+def dies(model: Any, x: Any, kill: Callable[[], None]) -> None:
+    """A step of a member that is killed in its backward, once the first bucket is committed."""
+
+    def act() -> None:
+        model._step.works[0].wait()
+        kill()
+
+    with pytest.raises((OutcomeUnknown, PeerDaemonLost)):
+        tripped(model, x, act).backward()
 
 
 class Bang(Exception):
@@ -424,14 +422,8 @@ def test_a_member_lost_in_the_middle_of_backward_is_in_no_bucket(cluster: Cluste
             module = net()
             model = ElasticDataParallel(module, comm, bucket_bytes=SMALL, codec=codec)
 
-            def die() -> None:
-                model._step.works[0].wait()
-                cluster.kill(doomed)
-
             if k == 2:
-                with pytest.raises((OutcomeUnknown, PeerDaemonLost)):
-                    tripped(model, batch(k), die).backward()
-                return None
+                return dies(model, batch(k), lambda: cluster.kill(doomed))
             loss(model, batch(k)).backward()
             first, receipt = gradients(module), model.receipt
             model.zero_grad()
@@ -476,14 +468,8 @@ def test_a_step_that_cannot_be_finished_has_not_happened(cluster: Cluster) -> No
             module = net()
             model = ElasticDataParallel(module, comm, bucket_bytes=SMALL, codec="int8")
 
-            def die() -> None:
-                model._step.works[0].wait()
-                cluster.kill(doomed)
-
             if k == 1:
-                with pytest.raises((OutcomeUnknown, PeerDaemonLost)):
-                    tripped(model, batch(k), die).backward()
-                return None
+                return dies(model, batch(k), lambda: cluster.kill(doomed))
             if k == 0:
                 with pytest.raises(WorldTooSmall):
                     loss(model, batch(k)).backward()

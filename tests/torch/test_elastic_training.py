@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 import wancoll.torch
+from tests.torch.programs import Tripwire
 from tests.torch.ranks import ROOT, Ranks
 from wancoll.demo import data
 from wancoll.testing import Cluster
@@ -50,20 +51,6 @@ class Images(torch.utils.data.Dataset[Any]):
         return self.images[i], self.labels[i]
 
 
-class Fuse(torch.autograd.Function):
-    """The identity; its backward calls *burn*."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Any, burn: Any) -> Any:
-        ctx.burn = burn
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Any) -> Any:
-        ctx.burn()
-        return grad, None
-
-
 class Net(nn.Module):
     """One hidden layer; *burn* is called in the middle of backward."""
 
@@ -73,7 +60,7 @@ class Net(nn.Module):
         self.one, self.two, self.burn = nn.Linear(64, 128), nn.Linear(128, 10), burn
 
     def forward(self, x: Any) -> Any:
-        return self.two(Fuse.apply(torch.relu(self.one(x)), self.burn))
+        return self.two(Tripwire.apply(torch.relu(self.one(x)), self.burn))
 
 
 def accuracy(net: nn.Module, digits: data.Digits) -> float:

@@ -12,27 +12,16 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import wancoll
+from tests.torch.programs import Tripwire
 from tests.torch.ranks import Ranks, free_port
 
 NOTICED_SECONDS = 20.0  # a killed process closes its connection: at once; the rest is a busy machine's
 LAYERS = 6
 
 
-class Told(torch.autograd.Function):
-    """Says in backward that half of the gradients are there."""
-
-    @staticmethod
-    def forward(ctx, x, tell):
-        ctx.tell = tell
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        ctx.tell()
-        return gradient, None
-
-
 class Net(torch.nn.Module):
+    """*tell* is called in backward, when half of the gradients are there."""
+
     def __init__(self, tell):
         super().__init__()
         torch.manual_seed(0)
@@ -43,7 +32,7 @@ class Net(torch.nn.Module):
         for i, layer in enumerate(self.layers):
             x = torch.tanh(layer(x))
             if i == LAYERS // 2:
-                x = Told.apply(x, self.tell)
+                x = Tripwire.apply(x, self.tell)
         return x
 
 
