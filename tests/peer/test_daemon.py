@@ -125,6 +125,15 @@ async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
             nursery.cancel_scope.cancel()
 
 
+@contextlib.asynccontextmanager
+async def welcomed(tmp_path: Path) -> AsyncIterator[tuple[Stage, Talk]]:
+    """A daemon that a played master has welcomed, and that master's connection."""
+    async with stage(tmp_path) as played, trio.open_nursery() as nursery:
+        await nursery.start(partial(serve, played.config, stop=trio.Event()))
+        yield played, await played.welcome()
+        nursery.cancel_scope.cancel()
+
+
 async def test_a_daemon_that_is_sent_away_ends_at_once_and_says_why(tmp_path: Path) -> None:
     """Its clients hear the reason, also of what is running, and nobody waits for operations."""
     async with stage(tmp_path) as played:
@@ -150,15 +159,12 @@ async def test_a_daemon_that_is_sent_away_ends_at_once_and_says_why(tmp_path: Pa
 
 async def test_a_daemon_that_was_here_outlives_a_master_that_is_started_with_tls_by_mistake(tmp_path: Path) -> None:
     """Such a master refuses everything in clear, for good, before any Welcome."""
-    async with stage(tmp_path) as played, trio.open_nursery() as nursery:
-        await nursery.start(partial(serve, played.config, stop=trio.Event()))
-        master = await played.welcome()
+    async with welcomed(tmp_path) as (played, master):
         await master.stream.aclose()
         mistaken = await played.connections.receive()
         await mistaken.say(m.Bye("this master speaks TLS only", final=True))
         await mistaken.stream.aclose()
         await played.welcome()
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_daemon_that_goes_down_says_so_and_not_that_its_clients_died(tmp_path: Path) -> None:
@@ -192,9 +198,7 @@ async def test_who_waits_for_a_place_is_told_that_there_is_no_master(tmp_path: P
 
 
 async def test_while_the_master_is_away_the_daemon_says_that_it_is_what_a_call_waits_for(tmp_path: Path) -> None:
-    async with stage(tmp_path) as played, trio.open_nursery() as nursery:
-        await nursery.start(partial(serve, played.config, stop=trio.Event()))
-        master = await played.welcome()
+    async with welcomed(tmp_path) as (played, master):
         busy, _ = await played.busy(master)
         await master.stream.aclose()
         told = await busy.hear(m.Slow)
@@ -204,7 +208,6 @@ async def test_while_the_master_is_away_the_daemon_says_that_it_is_what_a_call_w
         await asks.say(m.LocalStatusRequest())
         assert f"not there: the master at {played.config.master}" in (await asks.hear(m.LocalStatus)).text
         await asks.stream.aclose()
-        nursery.cancel_scope.cancel()
 
 
 async def test_who_commits_by_itself_and_slept_unheard_for_longer_than_its_name_waits_is_out(
@@ -213,9 +216,7 @@ async def test_who_commits_by_itself_and_slept_unheard_for_longer_than_its_name_
     """C8, though the connection looks as it did before."""
     asleep, awake = [0.0], clock.awake_or_asleep
     monkeypatch.setattr(clock, "awake_or_asleep", lambda: awake() + asleep[0])
-    async with stage(tmp_path) as played, trio.open_nursery() as nursery:
-        await nursery.start(partial(serve, played.config, stop=trio.Event()))
-        master = await played.welcome()
+    async with welcomed(tmp_path) as (played, master):
         client = await played.attach("busy")
         await master.hear(m.Join)
         await master.say(m.Joined("g", "busy", 1, ""), replace(ALONE, plan=replace(ALONE.plan, collectors="members")))
@@ -227,7 +228,6 @@ async def test_who_commits_by_itself_and_slept_unheard_for_longer_than_its_name_
                 assert (await client.hear(m.Result)).id == number
         assert (await client.hear(m.Failure)).error == "MasterUnreachable"
         await master.hear(m.Leave)
-        nursery.cancel_scope.cancel()
 
 
 @contextlib.asynccontextmanager
@@ -326,9 +326,7 @@ async def test_a_daemon_that_stops_takes_no_new_clients(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("what", ["attach", "leave"])
 async def test_who_speaks_another_version_is_refused_and_nobody_leaves_for_it(tmp_path: Path, what: str) -> None:
-    async with stage(tmp_path) as played, trio.open_nursery() as nursery:
-        await nursery.start(partial(serve, played.config, stop=trio.Event()))
-        master = await played.welcome()
+    async with welcomed(tmp_path) as (played, master):
         busy, seq = await played.busy(master)
         other = Talk(await trio.open_unix_socket(played.config.socket), m.FromDaemon)
         version = PROTOCOL_VERSION + 1
@@ -340,7 +338,6 @@ async def test_who_speaks_another_version_is_refused_and_nobody_leaves_for_it(tm
         await other.stream.aclose()
         await master.say(m.Commit("g", 1, seq, 1))
         assert (await busy.hear(m.Result)).id == 1
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_state_folder_is_one_daemons(tmp_path: Path) -> None:

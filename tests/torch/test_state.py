@@ -142,22 +142,6 @@ def test_nested_state_dicts_in_one_dict(cluster: Cluster) -> None:
     assert array.tolist() == [1, 1]
 
 
-def test_the_state_of_most_wins_as_a_whole(cluster: Cluster) -> None:
-    """Equal revisions: two hold one state, and the third, first in rank or not, takes it; also its optimizer's."""
-
-    def work(comm: Any, k: int) -> Any:
-        trainer = Trainer(7 if comm.rank == 0 else 3)
-        trainer.train(2)
-        trainer.sync(comm)
-        trainer.train(1)
-        return trainer.result
-
-    found = members(cluster, work, 3)
-    alone = Trainer(3)
-    alone.train(3)
-    assert all(alike(each, alone.result) for each in found)
-
-
 def test_what_does_not_fit_is_said_by_name_on_all(cluster: Cluster) -> None:
     def work(comm: Any, k: int) -> None:
         with pytest.raises(ConfigError, match=r"Linear/weight.*shape or dtype"):
