@@ -74,14 +74,6 @@ def test_the_plan_in_words(capsys):
     assert "  all_reduce: full_exchange up to 96 KiB, direct up to 5 MiB, ring\n  broadcast: tree\n" in out
 
 
-def test_a_plan_from_nothing(capsys):
-    plan = m.Plan(1, 1 << 30, False, {}, [], 0, "")
-    status.print_tables(answer([], m.PlanStatus(plan, 0.0, 0.0, 0.0, 0.0)), console=wide())
-    out = capsys.readouterr().out
-    assert "ring:" not in out
-    assert "lanes 1, lane groups 1, parts from 1 GiB, pacing none, congestion control as each daemon is set\n" in out
-
-
 def test_json_has_all_of_it_by_the_fields_names(capsys):
     whole = answer(LINKS, m.PlanStatus(PLAN, 45e6, 0.32, 0.04, 2e-8))
     status.print_json(msgspec.structs.replace(whole, groups=[*whole.groups, waiting()]))
