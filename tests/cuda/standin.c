@@ -318,7 +318,6 @@ int cuCtxPopCurrent_v2(context **out) {
     ENTER(false);
     return leave(OK);
 }
-int cuCtxGetCurrent(context **out) { ENTER(false); *out = current(); return leave(OK); }
 int cuCtxGetStreamPriorityRange(int *least, int *greatest) { ENTER(true); *least = 0; *greatest = -5; return leave(OK); }
 
 static int allocate(uint64_t *out, uint64_t bytes, int kind, unsigned flags) {
@@ -586,12 +585,6 @@ int cuEventQuery(event *e) {
     }
     return leave(NOT_READY);
 }
-int cuEventSynchronize(event *e) {
-    ENTER(false);
-    if (!e->alive) return leave(INVALID_HANDLE);
-    if (e->on) drain(e->on, e->seq);
-    return leave(OK);
-}
 
 int cuGetProcAddress_v2(const char *name, void **out, int version, uint64_t flags, int *status);
 #define HAS(name, symbol) { name, (void *)(symbol) }
@@ -600,7 +593,7 @@ static const struct { const char *name; void *symbol; } table[] = {
     HAS("cuGetErrorName", cuGetErrorName), HAS("cuGetErrorString", cuGetErrorString), HAS("cuDeviceGetCount", cuDeviceGetCount),
     HAS("cuDeviceGet", cuDeviceGet), HAS("cuDeviceGetName", cuDeviceGetName), HAS("cuDevicePrimaryCtxRetain", cuDevicePrimaryCtxRetain),
     HAS("cuDevicePrimaryCtxRelease", cuDevicePrimaryCtxRelease_v2), HAS("cuCtxCreate", cuCtxCreate_v4),
-    HAS("cuCtxPushCurrent", cuCtxPushCurrent_v2), HAS("cuCtxPopCurrent", cuCtxPopCurrent_v2), HAS("cuCtxGetCurrent", cuCtxGetCurrent),
+    HAS("cuCtxPushCurrent", cuCtxPushCurrent_v2), HAS("cuCtxPopCurrent", cuCtxPopCurrent_v2),
     HAS("cuCtxGetStreamPriorityRange", cuCtxGetStreamPriorityRange), HAS("cuMemAlloc", cuMemAlloc_v2), HAS("cuMemFree", cuMemFree_v2),
     HAS("cuMemAllocManaged", cuMemAllocManaged), HAS("cuMemHostAlloc", cuMemHostAlloc), HAS("cuMemFreeHost", cuMemFreeHost),
     HAS("cuMemHostGetDevicePointer", cuMemHostGetDevicePointer_v2), HAS("cuStreamWaitValue32", cuStreamWaitValue32_v2),
@@ -611,7 +604,7 @@ static const struct { const char *name; void *symbol; } table[] = {
     HAS("cuStreamCreateWithPriority", cuStreamCreateWithPriority), HAS("cuStreamDestroy", cuStreamDestroy_v2),
     HAS("cuStreamSynchronize", cuStreamSynchronize), HAS("cuStreamWaitEvent", cuStreamWaitEvent), HAS("cuEventCreate", cuEventCreate),
     HAS("cuEventDestroy", cuEventDestroy_v2), HAS("cuEventRecord", cuEventRecord), HAS("cuEventQuery", cuEventQuery),
-    HAS("cuEventSynchronize", cuEventSynchronize), HAS("cuDeviceGetAttribute", cuDeviceGetAttribute),
+    HAS("cuDeviceGetAttribute", cuDeviceGetAttribute),
     HAS("cuModuleLoadData", cuModuleLoadData), HAS("cuModuleUnload", cuModuleUnload), HAS("cuModuleGetFunction", cuModuleGetFunction),
     HAS("cuMemPoolCreate", cuMemPoolCreate), HAS("cuMemPoolSetAttribute", cuMemPoolSetAttribute), HAS("cuMemPoolDestroy", cuMemPoolDestroy),
     HAS("cuMemAllocFromPoolAsync", cuMemAllocFromPoolAsync), HAS("cuMemFreeAsync", cuMemFreeAsync),

@@ -139,6 +139,13 @@ class Sync:
         results = self.running.results(120)
         return [results[k] for k in members]
 
+    def all_have(self, value: int, members: list[int]) -> list[Any]:
+        """Check that these members' syncs succeeded, and left the state of *value*; returns the receipts."""
+        for k, outcome in zip(members, found := self.outcomes(members), strict=True):
+            assert outcome.error is None, outcome.error
+            assert same(self.states[k], state(value))
+        return [outcome.receipt for outcome in found]
+
     def check_usable(self, members: list[int]) -> None:
         reduce_all([self.comms[k] for k in members], [self.peers[k] for k in members])
 
@@ -150,19 +157,16 @@ def test_a_holder_dies_half_way(cluster: Cluster, victim: int) -> None:
     cluster.kill(victim)
     sync.go_on()
     left = [k for k in range(3) if k != victim]
-    first, last = sync.outcomes(left)
-    assert first.error is None, first.error
-    assert last.error is None, last.error
-    assert same(sync.states[2], state(7))
+    first, last = sync.all_have(7, left)
     names = [sync.comms[k].name for k in left]
     total = sum(x.nbytes for x in sync.states[2].values())
-    for receipt in (first.receipt, last.receipt):
+    for receipt in (first, last):
         assert sorted(receipt.contributors) == names
         assert (receipt.bytes_moved, receipt.rounds, receipt.revision) == (total, 2, 5)
         assert receipt.epoch > 1
-    assert last.receipt.bytes_received == total, "no stripe is received twice"
-    assert last.receipt.bytes_repeated <= 7 * STRIPE, "what was under way: three a holder"
-    assert last.receipt.bytes_received >= first.receipt.bytes_sent, "what who died had sent is kept"
+    assert last.bytes_received == total, "no stripe is received twice"
+    assert last.bytes_repeated <= 7 * STRIPE, "what was under way: three a holder"
+    assert last.bytes_received >= first.bytes_sent, "what who died had sent is kept"
     sync.check_usable(left)
     close_all(sync.comms)
 
@@ -173,12 +177,10 @@ def test_the_joiner_dies_half_way(cluster: Cluster) -> None:
     sync = Sync(cluster, [0, 1, 2], [7, 7, 9], [5, 5, 4], {2: 8})
     cluster.kill(2)
     sync.go_on()
-    for k, outcome in enumerate(sync.outcomes([0, 1])):
-        assert outcome.error is None, outcome.error
-        assert same(sync.states[k], state(7))
-        assert sorted(outcome.receipt.contributors) == ["m0", "m1"]
-        assert (outcome.receipt.bytes_moved, outcome.receipt.tensors) == (0, ())
-        assert outcome.receipt.bytes_sent < sync.states[2]["large"].nbytes
+    for receipt in sync.all_have(7, [0, 1]):
+        assert sorted(receipt.contributors) == ["m0", "m1"]
+        assert (receipt.bytes_moved, receipt.tensors) == (0, ())
+        assert receipt.bytes_sent < sync.states[2]["large"].nbytes
     sync.check_usable([0, 1])
     close_all(sync.comms)
 
@@ -232,11 +234,9 @@ def test_who_has_received_a_stripe_passes_it_on(cluster: Cluster) -> None:
     )
     cluster.kill(0)
     sync.go_on()
-    for k, outcome in zip((1, 2), sync.outcomes([1, 2]), strict=True):
-        assert outcome.error is None, outcome.error
-        assert same(sync.states[k], state(7))
-        assert outcome.receipt.holders == ("m0",)
-        assert sorted(outcome.receipt.contributors) == ["m1", "m2"]
+    for receipt in sync.all_have(7, [1, 2]):
+        assert receipt.holders == ("m0",)
+        assert sorted(receipt.contributors) == ["m1", "m2"]
     close_all(sync.comms)
 
 
@@ -247,8 +247,5 @@ def test_the_master_is_started_again_half_way(cluster: Cluster) -> None:
     cluster.kill_master()
     cluster.start_master()
     sync.go_on()
-    for k, outcome in enumerate(sync.outcomes([0, 1, 2])):
-        assert outcome.error is None, outcome.error
-        assert same(sync.states[k], state(7))
-        assert len(outcome.receipt.contributors) == 3
+    assert [len(receipt.contributors) for receipt in sync.all_have(7, [0, 1, 2])] == [3] * 3
     close_all(sync.comms)
