@@ -11,12 +11,14 @@
 Messages are written without their group (if it is g), without the term (if it is the master's), and without what has
 its default. `+0.1 d0 < ...` came a tenth of a second after the line began; in the event log ... stands for the reason
 that a message has just told. `d0 d1 <` is one broadcast, `d0, d1 <` are two equal messages; `Probe: d0 -> d9` is a
-probe that d0 is to make of d9. What nearly always comes is left out, and where it does not
-come `no ...` stands for it: the Pong that answers a heartbeat, the Welcome that answers a hello or one who is back,
-what the event log says of a broken connection and of one that is back, and its lines that follow from a message of the
-same step (epoch, joined, refused, resumed, daemon). `Evicted(...), and closed`: its connection is closed for that
-reason. `Epoch(...), log left`: the event log says the same reason, as an event of the kind left. `Joined(...), all
-probe`: it and each member are to probe each other. `done m0,m1 1` is `done m0 1`, then `done m1 1`.
+probe that d0 is to make of d9. What nearly always comes is left out, and where it does not come `no ...` stands for it:
+the Pong that answers a heartbeat, the Welcome that answers a hello or one who is back, the Joined that answers `join`
+with the next number (in a running group, with probes both ways), the Commit that ends `all_done`, the Waited that
+answers `slow` and names no cause, what the event log says of a broken connection and of one that is back, and its lines
+that follow from a message of the same step (epoch, joined, refused, resumed, daemon). `Evicted(...), and closed`: its
+connection is closed for that reason. `Epoch(...), log left`: the event log says the same reason, as an event of the
+kind left. `Joined(...), all probe`: it and each member are to probe each other. `done m0,m1 1` is `done m0 1`, then
+`done m1 1`. `repeat 8 VERB ...; VERB ...` is those lines eight times.
 """
 
 from __future__ import annotations
@@ -160,6 +162,7 @@ class Script(Room):
         self._verb = ""
         self._number = 0  # of the heartbeat that the master hears, if it is one
         self._logged: list[Record] = []  # lines of the event log that say a message's reason
+        self._newest = 0  # the highest number that a member was given
         super().__init__(limits, **state)
 
     def play(self, verb: str, rest: str) -> list[str]:
@@ -169,6 +172,10 @@ class Script(Room):
             known = {"state": self.state, "group": self.state.groups.get(GROUP), "journal": self.journal}
             found = getattr(self, rest) if rest.isidentifier() else eval(rest, known)
             return [str(one) for one in found] if isinstance(found, list) and found else [str(found)]
+        if verb == "repeat":
+            count, _, lines = rest.partition(" ")
+            parts = [line.partition(" ") for line in lines.split("; ")] * int(count)
+            return [one for part, _, more in parts for one in self.play(part, more)]
         if verb == "first":  # of a connection that nobody knows
             self.stranger(_message(rest))
             return self._told
@@ -190,18 +197,33 @@ class Script(Room):
     def hello(self, daemon: str, *, at: str = "", **named: Any) -> int:
         return super().hello(daemon, addresses=tuple(at.split(",")) if at else (), **named)
 
-    def join(self, member: str, *, daemon: str = "", **named: Any) -> None:
+    def join(self, member: str, *, daemon: str = "", start: int = 1, group: str = GROUP, **named: Any) -> None:
         """A daemon that is not here yet introduces itself without words."""
         daemon = daemon or "d" + member[1:]
         if daemon not in self.conns:
             self.hello(daemon)
             self._told.clear()
-        super().join(member, daemon=daemon, **named)
+        mid = self._newest + 1
+        super().join(member, daemon=daemon, start=start, group=group, **named)
+        found = self.state.groups.get(group)
+        waits, runs = (found.joining, found.members) if found else ([], [])
+        why, probes = f"{len(waits) or start} of {start} members are here to start the group", ""
+        if waits and runs:
+            why = f"the group runs with {counted(len(runs), 'member')} in epoch {self.state.groups[group].epoch}"
+            why, probes = f"{why}; joiners are admitted where all members call update_membership()", ", all probe"
+        said = self._text(m.Joined(group, member, mid, why)) + probes
+        self._leave_out(f"{self._label(self.conns[daemon])} < {said}", "Joined", "Refused", "postponed")
 
     def form(self, count: int, *, least: int = 1) -> None:
         """Members m0, m1, ... in epoch 1, without words."""
         super().form(count, least=least)
         self._told.clear()
+
+    def all_done(self, seq: int) -> None:
+        told = " ".join(dict.fromkeys(self._label(member.daemon.conn) for member in self.group.members))
+        usual = f"{told} < Commit(epoch={self.epoch}, upto={seq})"
+        super().all_done(seq)
+        self._leave_out(usual, "Commit")
 
     def sleeps(self, *daemons: str) -> None:
         """They send no heartbeats from now on."""
@@ -331,6 +353,9 @@ class Script(Room):
         found = [m.OpWait(seq, "all_reduce(10 x float32, op=sum)", 40, stage, age, still)] if ops else []
         seen = [m.LinkWait(self.mid(other), False, at, since, heard, 100, reason) for other, at in links.items()]
         self.say(self._daemon(name), m.Waits(GROUP, self.mid(name), self.epoch, found, seen))
+        label = self._label(self.conns[self._daemon(name)])
+        usual = m.Waited(GROUP, self.mid(name), self.epoch, seq if ops else 0, "", [])
+        self._leave_out(f"{label} < {self._text(usual, [usual.to])}", "Waited")
 
     # ---- what can be asked for with ? ----------------------------------------------------------------
 
@@ -378,6 +403,7 @@ class Script(Room):
         beat = event.message if isinstance(event, Received) and isinstance(event.message, m.Heartbeat) else None
         self._number = beat.number if beat else 0
         super().step(event)
+        self._newest = max(self._newest, *self.state.members, 0)
         told = [f"{self._label(one.conn)} < its status" for one in self.ready.answers if not isinstance(one, Send)]
         sends = [one for one in [*self.ready.answers, *self.ready.messages] if isinstance(one, Send)]
         said = [*(one for one in self.ready.answers if isinstance(one, Send)), *self.ready.messages]
@@ -406,6 +432,13 @@ class Script(Room):
         told += [f"no log {kind}" for kind, _ in usual if kind not in {one.kind for one in self.ready.log}]
         at = f"+{self.now - self._began:.4g} " if self.now > self._began + 1e-9 else ""
         self._told += [at + line for line in told]
+
+    def _leave_out(self, usual: str, *kinds: str) -> None:
+        """Do not tell the *usual* line; tell if nothing of these kinds was told instead."""
+        if usual in self._told:
+            self._told.remove(usual)
+        elif not any(kind in line for kind in kinds for line in self._told):
+            self._told.append(f"no {kinds[0]}")
 
     def _is_usual(self, message: Message) -> bool:
         """Whether it is an answer that always comes."""

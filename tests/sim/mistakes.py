@@ -32,16 +32,16 @@ from wancoll_master.core import counting, epochs, losses, ready, reserved
 from wancoll_master.core.liveness import blame
 from wancoll_master.core.state import State
 
+Planted = contextlib.AbstractContextManager[Any]  # while it is entered, the mistake is made
 
-@contextlib.contextmanager
-def reporting_without_freezing() -> Iterator[None]:
+
+def reporting_without_freezing() -> Planted:
     def abort(self: Collectives, ask: int) -> list[cmd.Command]:
         assert self.tally is not None
         frozen = m.Frozen(*self.view.head, self._stopped(self.tally))
         return [cmd.ToMaster(frozen), *(self.mismatch(ask) if ask else [])]
 
-    with patch.object(Collectives, "abort", abort):
-        yield
+    return patch.object(Collectives, "abort", abort)
 
 
 @contextlib.contextmanager
@@ -56,15 +56,12 @@ def a_note_after_the_freeze() -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def freezing_before_the_engine_is_asked() -> Iterator[None]:
+def freezing_before_the_engine_is_asked() -> Planted:
     """Though it has said what the member does not know of."""
-    with patch.object(Engine, "take_events", lambda self: None):
-        yield
+    return patch.object(Engine, "take_events", lambda self: None)
 
 
-@contextlib.contextmanager
-def telling_the_evicted_at_once() -> Iterator[None]:
+def telling_the_evicted_at_once() -> Planted:
     """With what the master has heard of until then."""
     real = losses.lose
 
@@ -74,12 +71,10 @@ def telling_the_evicted_at_once() -> Iterator[None]:
         for group in groups.values():
             epochs._tell_out(step, group, group.committed, {})
 
-    with patch.object(losses, "lose", lose):
-        yield
+    return patch.object(losses, "lose", lose)
 
 
-@contextlib.contextmanager
-def forgetting_what_is_done() -> Iterator[None]:
+def forgetting_what_is_done() -> Planted:
     """Done operations go back to waiting before the report."""
     real = Collectives.abort
 
@@ -89,12 +84,10 @@ def forgetting_what_is_done() -> Iterator[None]:
                 op.state = OpState.waiting
         return real(self, ask)
 
-    with patch.object(Collectives, "abort", abort):
-        yield
+    return patch.object(Collectives, "abort", abort)
 
 
-@contextlib.contextmanager
-def not_waiting_for_all() -> Iterator[None]:
+def not_waiting_for_all() -> Planted:
     """The first report stands for all."""
     real = epochs._close
 
@@ -106,12 +99,10 @@ def not_waiting_for_all() -> Iterator[None]:
                 closing.reports.setdefault(member.mid, first)
         return real(step, group)
 
-    with patch.object(epochs, "_close", close):
-        yield
+    return patch.object(epochs, "_close", close)
 
 
-@contextlib.contextmanager
-def no_digest_for_the_evicted() -> Iterator[None]:
+def no_digest_for_the_evicted() -> Planted:
     """What others have committed is what is finished here."""
     real = core.Member.evicted
 
@@ -119,25 +110,20 @@ def no_digest_for_the_evicted() -> Iterator[None]:
         known = told.unknown_upto if told.unknown_upto < m.MOST else 0
         return real(self, msgspec.structs.replace(told, committed_upto=max(told.committed_upto, known)), now)
 
-    with patch.object(core.Member, "evicted", evicted):
-        yield
+    return patch.object(core.Member, "evicted", evicted)
 
 
-@contextlib.contextmanager
-def definite_with_nobody_left() -> Iterator[None]:
+def definite_with_nobody_left() -> Planted:
     real = epochs._tell_out
 
     def tell_out(step: Any, group: Any, sure: int, fate: dict[str, Any]) -> None:
         real(step, group, sure, {} if fate == {"unknown_upto": m.MOST} else fate)
 
-    with patch.object(epochs, "_tell_out", tell_out):
-        yield
+    return patch.object(epochs, "_tell_out", tell_out)
 
 
-@contextlib.contextmanager
-def rooted_kinds_included() -> Iterator[None]:
-    with patch.object(Descriptor, "proves_all", property(lambda self: self.kind is not Kind.update_membership)):
-        yield
+def rooted_kinds_included() -> Planted:
+    return patch.object(Descriptor, "proves_all", property(lambda self: self.kind is not Kind.update_membership))
 
 
 @contextlib.contextmanager
@@ -153,19 +139,16 @@ def barriers_of_one_frame() -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def a_window_of_the_master() -> Iterator[None]:
+def a_window_of_the_master() -> Planted:
     """What members may be at is counted from what the master has heard of."""
 
     def window_end(step: Any, group: Any) -> int:
         return int(group.committed + counting.WINDOW_FACTOR * step.limits.ops_in_flight)
 
-    with patch.object(counting, "window_end", window_end):
-        yield
+    return patch.object(counting, "window_end", window_end)
 
 
-@contextlib.contextmanager
-def notes_without_room() -> Iterator[None]:
+def notes_without_room() -> Planted:
     """Some are dropped where many come."""
     real, count = LinkHub.noted, [0]
 
@@ -174,12 +157,10 @@ def notes_without_room() -> Iterator[None]:
         if count[0] % 50:
             real(self, number, note)
 
-    with patch.object(LinkHub, "noted", noted):
-        yield
+    return patch.object(LinkHub, "noted", noted)
 
 
-@contextlib.contextmanager
-def notes_behind_data() -> Iterator[None]:
+def notes_behind_data() -> Planted:
     """On the data's lane: a frame that is parked holds them up."""
     real = Engine._arrived
 
@@ -192,67 +173,55 @@ def notes_behind_data() -> Iterator[None]:
         else:
             real(self, link, frame)
 
-    with patch.object(Engine, "_arrived", arrived), patch.object(Engine, "send_note", send_note):
-        yield
+    return patch.multiple(Engine, _arrived=arrived, send_note=send_note)
 
 
-@contextlib.contextmanager
-def notes_not_said_again() -> Iterator[None]:
+def notes_not_said_again() -> Planted:
     """After a link was lost."""
     real = Collectives.links_up
 
     def links_up(self: Collectives, up: Any) -> list[cmd.Command]:
         return [command for command in real(self, up) if not isinstance(command, cmd.SendNote)]
 
-    with patch.object(Collectives, "links_up", links_up):
-        yield
+    return patch.object(Collectives, "links_up", links_up)
 
 
-@contextlib.contextmanager
-def nobody_waits_where_all_were_lost() -> Iterator[None]:
+def nobody_waits_where_all_were_lost() -> Planted:
     """The group forms anew beside members that may commit among themselves (C8)."""
-    with patch.object(reserved, "held", lambda step, group: False):
-        yield
+    return patch.object(reserved, "held", lambda step, group: False)
 
 
-@contextlib.contextmanager
-def admitting_beside_who_goes_on_alone() -> Iterator[None]:
+def admitting_beside_who_goes_on_alone() -> Planted:
     """Joiners are admitted where all stand at an update_membership, without asking who has passed it (C11)."""
 
     def admit(step: Any, group: Any, seq: int, able: list[Any], reason: str) -> None:
         counting.set_committed(step, group, seq)
         epochs._next_epoch(step, group, epochs._let_in(group, able, seq) if able else reason, free=True)
 
-    with patch.object(epochs, "_close_at_update", admit):
-        yield
+    return patch.object(epochs, "_close_at_update", admit)
 
 
-@contextlib.contextmanager
-def not_reporting_what_was_passed_alone() -> Iterator[None]:
+def not_reporting_what_was_passed_alone() -> Planted:
     real = Collectives._stopped
 
     def stopped(self: Collectives, tally: Any) -> m.EpochReport:
         report = real(self, tally)
         return msgspec.structs.replace(report, collected=report.collected + sorted(self._alone))
 
-    with patch.object(Collectives, "_stopped", stopped):
-        yield
+    return patch.object(Collectives, "_stopped", stopped)
 
 
-@contextlib.contextmanager
-def ending_in_the_next_epoch_what_was_passed() -> Iterator[None]:
+def ending_in_the_next_epoch_what_was_passed() -> Planted:
     """An update_membership that some have passed alone, for those who have not heard of it."""
     real = Collectives.leave_epoch
 
     def leave_epoch(self: Collectives, upto: int, now: float, *, passed: bool = False) -> list[cmd.Command]:
         return real(self, upto, now)
 
-    with patch.object(Collectives, "leave_epoch", leave_epoch):
-        yield
+    return patch.object(Collectives, "leave_epoch", leave_epoch)
 
 
-@contextlib.contextmanager
-def passing_on_ones_own() -> Iterator[None]:
+def passing_on_ones_own() -> Planted:
     """An update_membership, without a master, that others do not stand at."""
     real = Collectives._decide
 
@@ -262,12 +231,10 @@ def passing_on_ones_own() -> Iterator[None]:
         passed = self._alone - before
         return said + self._commit(max(passed), self.now, alone=True) if said is not None and passed else said
 
-    with patch.object(Collectives, "_decide", decide):
-        yield
+    return patch.object(Collectives, "_decide", decide)
 
 
-@contextlib.contextmanager
-def not_telling_those_who_came_late() -> Iterator[None]:
+def not_telling_those_who_came_late() -> Planted:
     """That an update_membership at which they stand was passed."""
     real = Collectives._commit
 
@@ -275,18 +242,14 @@ def not_telling_those_who_came_late() -> Iterator[None]:
         self._alone = {seq for seq in self._alone if seq > upto}
         return real(self, upto, now, **how)
 
-    with patch.object(Collectives, "_commit", commit):
-        yield
+    return patch.object(Collectives, "_commit", commit)
 
 
-@contextlib.contextmanager
-def no_round_after_a_loss() -> Iterator[None]:
-    with patch.object(Collectives, "_begin_round", lambda self, tally, number: []):
-        yield
+def no_round_after_a_loss() -> Planted:
+    return patch.object(Collectives, "_begin_round", lambda self, tally, number: [])
 
 
-@contextlib.contextmanager
-def rounds_said_to_nobody() -> Iterator[None]:
+def rounds_said_to_nobody() -> Planted:
     """By who hears of one, and by who finds a link up again."""
     real, links_up = Collectives._hear_round, Collectives.links_up
 
@@ -302,24 +265,20 @@ def rounds_said_to_nobody() -> Iterator[None]:
     def up(self: Collectives, mids: Any) -> list[cmd.Command]:
         return quiet(links_up(self, mids))
 
-    with patch.object(Collectives, "_hear_round", hear), patch.object(Collectives, "links_up", up):
-        yield
+    return patch.multiple(Collectives, _hear_round=hear, links_up=up)
 
 
-@contextlib.contextmanager
-def running_again_in_place() -> Iterator[None]:
+def running_again_in_place() -> Planted:
     """What is finished, for others' sake, over the result that may be committed meanwhile."""
     real = Collectives.hand_over
 
     def hand_over(self: Collectives, op: Any, *, beside: bool = False) -> cmd.Command:
         return real(self, op)
 
-    with patch.object(Collectives, "hand_over", hand_over):
-        yield
+    return patch.object(Collectives, "hand_over", hand_over)
 
 
-@contextlib.contextmanager
-def undoing_what_was_said() -> Iterator[None]:
+def undoing_what_was_said() -> Planted:
     """What is finished is so no more in another round, though others were told, and may have committed it."""
     real = Collectives._begin_round
 
@@ -329,60 +288,48 @@ def undoing_what_was_said() -> Iterator[None]:
                 op.state = OpState.waiting
         return real(self, tally, number)
 
-    with patch.object(Collectives, "_begin_round", begin):
-        yield
+    return patch.object(Collectives, "_begin_round", begin)
 
 
-@contextlib.contextmanager
-def not_running_again_what_is_finished() -> Iterator[None]:
+def not_running_again_what_is_finished() -> Planted:
     """Though others may lack it."""
-    with patch.object(Collectives, "_lacked", lambda self, op: False):
-        yield
+    return patch.object(Collectives, "_lacked", lambda self, op: False)
 
 
-@contextlib.contextmanager
-def forming_at_once_where_nothing_is_known() -> Iterator[None]:
+def forming_at_once_where_nothing_is_known() -> Planted:
     """By a master that may not be the first."""
 
     def held_until(state: State, name: str) -> float:
         return max(state.alone.get(name, -inf), state.rejoin_until if name in state.inherited else -inf)
 
-    with patch.object(reserved, "held_until", held_until):
-        yield
+    return patch.object(reserved, "held_until", held_until)
 
 
-@contextlib.contextmanager
-def doubt_about_what_is_decided() -> Iterator[None]:
+def doubt_about_what_is_decided() -> Planted:
     """All calls of a member that is evicted end as unknown."""
     real = outcomes.evicted
 
     def evicted(name: str, told: m.Evicted) -> outcomes.Ending:
         return real(name, msgspec.structs.replace(told, unknown_upto=m.MOST))
 
-    with patch.object(outcomes, "evicted", evicted):
-        yield
+    return patch.object(outcomes, "evicted", evicted)
 
 
-@contextlib.contextmanager
-def believing_another_members_word() -> Iterator[None]:
+def believing_another_members_word() -> Planted:
     """What one says is committed is so."""
     real = OwnTally.agreed
 
     def agreed(self: OwnTally, seq: int) -> Any:
         return (0, 0) if self.committed < seq <= self.claimed else real(self, seq)
 
-    with patch.object(OwnTally, "agreed", agreed):
-        yield
+    return patch.object(OwnTally, "agreed", agreed)
 
 
-@contextlib.contextmanager
-def giving_numbers_again_after_a_loss() -> Iterator[None]:
-    with patch.object(ready, "JUMP", 0):
-        yield
+def giving_numbers_again_after_a_loss() -> Planted:
+    return patch.object(ready, "JUMP", 0)
 
 
-@contextlib.contextmanager
-def the_last_word_first() -> Iterator[None]:
+def the_last_word_first() -> Planted:
     """The end of the member is told before what became of its calls."""
     real = core.Member._finish
 
@@ -390,19 +337,15 @@ def the_last_word_first() -> Iterator[None]:
         last = [cmd.ToClient(ending.last)] if ending.last is not None and not self.over else []
         return [*last, *real(self, ending._replace(last=None), *first)]
 
-    with patch.object(core.Member, "_finish", finish):
-        yield
+    return patch.object(core.Member, "_finish", finish)
 
 
-@contextlib.contextmanager
-def no_look_at_what_stands_still() -> Iterator[None]:
+def no_look_at_what_stands_still() -> Planted:
     """A vote that a member keeps to itself holds up another one for ever."""
-    with patch.object(blame, "_act_if_stalled", lambda step, group, wait, message: None):
-        yield
+    return patch.object(blame, "_act_if_stalled", lambda step, group, wait, message: None)
 
 
-@contextlib.contextmanager
-def a_vote_missing() -> Iterator[None]:
+def a_vote_missing() -> Planted:
     """All but one are enough."""
 
     def agreed(self: Tally, seq: int) -> Any:
@@ -410,12 +353,10 @@ def a_vote_missing() -> Iterator[None]:
         enough = count is not None and not count.divergent and len(count.votes) >= max(1, len(self.voters) - 1)
         return count.first if count is not None and enough else None
 
-    with patch.object(Tally, "agreed", agreed):
-        yield
+    return patch.object(Tally, "agreed", agreed)
 
 
-@contextlib.contextmanager
-def a_vote_counted_for_another_member() -> Iterator[None]:
+def a_vote_counted_for_another_member() -> Planted:
     """Beside its own."""
     real = Tally.vote
 
@@ -426,19 +367,15 @@ def a_vote_counted_for_another_member() -> Iterator[None]:
             real(self, min(silent), seq, result, now)
         return counted
 
-    with patch.object(Tally, "vote", vote):
-        yield
+    return patch.object(Tally, "vote", vote)
 
 
-@contextlib.contextmanager
-def a_tally_that_does_not_freeze() -> Iterator[None]:
+def a_tally_that_does_not_freeze() -> Planted:
     """The report is sent, and votes are counted on."""
-    with patch.object(Tally, "freeze", lambda self: None):
-        yield
+    return patch.object(Tally, "freeze", lambda self: None)
 
 
-@contextlib.contextmanager
-def frames_of_an_older_round() -> Iterator[None]:
+def frames_of_an_older_round() -> Planted:
     """What was sent before a link was lost counts after it."""
     real = Engine._arrived
 
@@ -447,12 +384,10 @@ def frames_of_an_older_round() -> Iterator[None]:
             frame = replace(frame, epoch=max(frame.epoch, link.epoch))
         real(self, link, frame)
 
-    with patch.object(Engine, "_arrived", arrived):
-        yield
+    return patch.object(Engine, "_arrived", arrived)
 
 
-@contextlib.contextmanager
-def votes_of_an_older_epoch() -> Iterator[None]:
+def votes_of_an_older_epoch() -> Planted:
     real = Collectives.hear
 
     def hear(self: Collectives, sender: int, note: Any) -> list[cmd.Command]:
@@ -460,35 +395,29 @@ def votes_of_an_older_epoch() -> Iterator[None]:
             note = msgspec.structs.replace(note, epoch=self.tally.epoch)
         return real(self, sender, note)
 
-    with patch.object(Collectives, "hear", hear):
-        yield
+    return patch.object(Collectives, "hear", hear)
 
 
-@contextlib.contextmanager
-def saying_before_it_is_written() -> Iterator[None]:
+def saying_before_it_is_written() -> Planted:
     real = Master._persist
 
     def persist(self: Master, what: Any) -> None:
         self.after(0.05, lambda: real(self, what))
 
-    with patch.object(Master, "_persist", persist):
-        yield
+    return patch.object(Master, "_persist", persist)
 
 
-@contextlib.contextmanager
-def contributors_as_the_client_knew_them() -> Iterator[None]:
+def contributors_as_the_client_knew_them() -> Planted:
     """When it made the call, not those of the epoch that committed it."""
     real = outcomes.result
 
     def result(op: Any, epoch: int, contributors: list[str], digest: int, now: float) -> m.Result:
         return real(op, epoch, list(op.call.world.names), digest, now)
 
-    with patch.object(outcomes, "result", result):
-        yield
+    return patch.object(outcomes, "result", result)
 
 
-@contextlib.contextmanager
-def again_from_the_result() -> Iterator[None]:
+def again_from_the_result() -> Planted:
     """What is taken out of the engine has written to the input."""
     real = Engine.cancel
 
@@ -498,23 +427,19 @@ def again_from_the_result() -> Iterator[None]:
             work.input_buffer[:] = work.result_buffer
         real(self, number)
 
-    with patch.object(Engine, "cancel", cancel):
-        yield
+    return patch.object(Engine, "cancel", cancel)
 
 
-@contextlib.contextmanager
-def a_joiner_in_the_middle() -> Iterator[None]:
+def a_joiner_in_the_middle() -> Planted:
     """It is admitted once one member stands at an update_membership."""
 
     def at_hand(group: Any) -> int | None:
         return min((seq for seq, count in group.current.tally.open.items() if count.update), default=None)
 
-    with patch.object(epochs, "_update_at_hand", at_hand):
-        yield
+    return patch.object(epochs, "_update_at_hand", at_hand)
 
 
-@contextlib.contextmanager
-def a_close_that_drops_a_report() -> Iterator[None]:
+def a_close_that_drops_a_report() -> Planted:
     """Of one who goes on."""
     real = close.close_epoch
 
@@ -523,17 +448,14 @@ def a_close_that_drops_a_report() -> Iterator[None]:
         kept = {mid: word for mid, word in words.items() if mid != lost or len(stay) == 1}
         return real(kept, [mid for mid in stay if mid in kept], *rest)
 
-    with patch.object(close, "close_epoch", close_epoch):
-        yield
+    return patch.object(close, "close_epoch", close_epoch)
 
 
-@contextlib.contextmanager
-def a_void_counted_twice() -> Iterator[None]:
+def a_void_counted_twice() -> Planted:
     """What follows it is taken for void, too."""
     real = Tally.__init__
 
     def init(self: Tally, voters: Any, base: int, voids: Any, window: int) -> None:
         real(self, voters, base, {*voids, *(seq + 1 for seq in voids)}, window)
 
-    with patch.object(Tally, "__init__", init):
-        yield
+    return patch.object(Tally, "__init__", init)
