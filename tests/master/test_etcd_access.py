@@ -93,7 +93,7 @@ async def test_masters_share_their_trust_over_https(sealed: tuple[Etcd, trustme.
     etcd, ca = sealed
     mine = files(tmp_path, ca, "mine", "master-1")
     async with masters(etcd.url, tmp_path, **mine) as all_of_them:
-        master, _ = await all_of_them.start("a")
+        master = await all_of_them.start("a")
         await all_of_them.token()
         assert (await leads(master)).tokens
 
@@ -124,7 +124,7 @@ def guarded(etcd: Etcd) -> Iterator[str]:
 async def test_a_user_and_a_password(guarded: str, tmp_path: Path) -> None:
     good = {"user": "wancoll", "password": "sésame"}
     async with masters(guarded, tmp_path, **good) as all_of_them:
-        master, _ = await all_of_them.start("a")
+        master = await all_of_them.start("a")
         await all_of_them.token()
         assert (await leads(master)).tokens
     access = Access([guarded], **good)

@@ -288,8 +288,16 @@ class Later:
     def __init__(self, term: int = 5) -> None:
         self.facts = Facts(term, 1, 1, {})
         self.asked = self.written = 0
+        self.kept: dict[str, str | None] = {}
 
     def persist(self, what: Persist) -> None:
+        self.asked += 1
+
+    def keep(self, changes: dict[str, str | None]) -> None:
+        self.kept |= changes
+        self.asked += 1
+
+    def keep_whole(self, changes: list[dict[str, Any]]) -> None:
         self.asked += 1
 
 

@@ -524,10 +524,7 @@ async def test_at_once_all_who_are_connected_are_sent_away_the_thief_too(tmp_pat
             await daemon.say(hello("d"))
             for peer in (one, daemon):
                 assert isinstance(await peer.hear(), m.Welcome)
-            told = await master.ask(
-                m.Rotate(PROTOCOL_VERSION, 0.0, True),
-                Asking(state=str(tmp_path / "state"), timeout=1).papers(master.address),
-            )
+            told = await master.ask(m.Rotate(PROTOCOL_VERSION, 0.0, True), master.papers)
             (new,) = [one.sha256 for one in told.authorities]
             assert new == parse(told.made).authority
             for peer in (one, other, daemon):
@@ -536,9 +533,7 @@ async def test_at_once_all_who_are_connected_are_sent_away_the_thief_too(tmp_pat
                 assert "has a certificate of an authority that was replaced; expected one that this" in said.reason
                 assert "start it with a new token: --join" in said.reason
         assert [one.id for one in (await master.admin(m.ListTokens(PROTOCOL_VERSION))).tokens] == [parse(told.made).id]
-        status = await master.ask(
-            m.StatusRequest(PROTOCOL_VERSION), Asking(state=str(tmp_path / "state"), timeout=1).papers(master.address)
-        )
+        status = await master.ask(m.StatusRequest(PROTOCOL_VERSION), master.papers)
         begun = f"an operator has replaced it at once by {new[:12]}...: all daemons are sent away, "
         assert [(one.kind, one.text) for one in status.events[-3:]] == [
             ("authority", begun + "no token of before is good"),
@@ -549,14 +544,14 @@ async def test_at_once_all_who_are_connected_are_sent_away_the_thief_too(tmp_pat
 
 async def test_tokens_and_certificates_through_a_rotation(tmp_path: Path) -> None:
     """Old and new tokens join in each phase; afterwards the old one, and certificates, are refused with what to do."""
-    keys, admin = tmp_path / "state" / "authority.key", Asking(state=str(tmp_path / "state"))
+    keys = tmp_path / "state" / "authority.key"
     tokens: list[Token] = []
     wallets: list[Wallet] = []
     for phase in ("spreading", "retiring", "steady"):
         async with secure(tmp_path) as master:
             if phase == "spreading":
                 assert master.token is not None
-                told = await master.ask(m.Rotate(PROTOCOL_VERSION, 0.0, False), admin.papers(master.address))
+                told = await master.ask(m.Rotate(PROTOCOL_VERSION, 0.0, False), master.papers)
                 assert isinstance(told, m.RotationIs)
                 tokens += [master.token, await master.make(seconds=600.0)]
                 assert [one.authority for one in tokens] == [one.sha256 for one in told.authorities]

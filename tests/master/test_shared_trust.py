@@ -9,7 +9,7 @@ import secrets
 import shutil
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,13 +23,14 @@ from msgspec.structs import replace as but
 from tests.later import at_night, later
 from tests.master.lease import TTL, quick_elections
 from tests.master.test_gate import Master, hello
+from tests.master.test_leadership import Later
 from tests.master.test_master import PATIENT
 from wancoll.chaos import Etcd
 from wancoll.cli.asking import Asking
 from wancoll.cli.changing import token as token_command
 from wancoll.errors import ConfigError, ProtocolError
 from wancoll.limits import PROTOCOL_VERSION
-from wancoll.local import join_address, split_address
+from wancoll.local import join_address
 from wancoll.net.enroll import Refused, Wallet, WrongMaster
 from wancoll.trust.authority import Authority, Request, issuer_of, new_key, request
 from wancoll.trust.identity import Identity
@@ -39,7 +40,6 @@ from wancoll.trust.token import Token, parse
 from wancoll.wire import messages as m
 from wancoll.wire.framing import Decoder, encode
 from wancoll_master.config import EtcdConfig, MasterConfig
-from wancoll_master.core.ready import Persist
 from wancoll_master.core.rotation import Rotation
 from wancoll_master.election import Election
 from wancoll_master.gate import Gate
@@ -50,7 +50,6 @@ from wancoll_master.store.etcd import Access, Entry, EtcdError, TxnAnswer, delet
 from wancoll_master.store.etcd import Etcd as Client
 from wancoll_master.store.etcd_store import Deposed, EtcdStore, Keys, Leader, first_numbers
 from wancoll_master.store.etcd_store import text as numbers_text
-from wancoll_master.store.facts import Facts
 from wancoll_master.store.journal import Journal
 from wancoll_master.store.shared_trust import Rows, SharedTrust, shared
 
@@ -64,6 +63,7 @@ class Masters:
         self.url, self.folder, self._nursery, self._access = url, folder, nursery, access
         self.prefix = f"wancoll-{secrets.token_hex(4)}/"
         self.tokens: list[str] = []
+        self._running: dict[str, trio.CancelScope] = {}
 
     def key(self, name: str) -> Path:
         return self.folder / name / "state" / "seal.key"
@@ -72,23 +72,23 @@ class Masters:
         self.key(other).parent.mkdir(parents=True)
         shutil.copy2(self.key(one), self.key(other))
 
-    async def start(self, name: str) -> tuple[Master, Callable[[], None]]:
-        """It, and what ends it."""
-        started: list[tuple[list[str], trio.CancelScope]] = []
-
-        async def run(config: MasterConfig, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-            with trio.CancelScope() as scope:
+    async def start(self, name: str) -> Master:
+        async def run(config: MasterConfig, *, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED) -> None:
+            with trio.CancelScope() as self._running[name]:
                 async with trio.open_nursery() as nursery:
-                    started.append((await nursery.start(serve, config, self.tokens.append), scope))
-                    task_status.started()
+                    address, *_ = await nursery.start(serve, config, self.tokens.append)
+                    task_status.started(address)
 
         config = MasterConfig(
             limits=PATIENT, listen="127.0.0.1:0", secure=True, state=str(self.folder / name / "state"),
             etcd=EtcdConfig(self.url, self.prefix, lease_ttl=TTL, **self._access),
         )  # fmt: skip
-        await self._nursery.start(run, config)
-        [((address, *_), scope)] = started
-        return Master(address, self.folder / name, ""), scope.cancel
+        return Master(await self._nursery.start(run, config), self.folder / name, "")
+
+    def end(self, *names: str) -> None:
+        """These, or all."""
+        for name in names or self._running:
+            self._running[name].cancel()
 
     async def token(self, count: int = 1) -> Any:
         with trio.fail_after(PATIENCE):
@@ -123,6 +123,16 @@ async def masters(url: str, folder: Path, **access: str) -> AsyncIterator[Master
             nursery.cancel_scope.cancel()
 
 
+@contextlib.asynccontextmanager
+async def a_and_b(url: str, folder: Path) -> AsyncIterator[tuple[Masters, Master, Master, Token]]:
+    """Two masters, the second one started when the first one had made this token."""
+    async with masters(url, folder) as all_of_them:
+        a = await all_of_them.start("a")
+        token = await all_of_them.token()
+        all_of_them.copy_key("a", "b")
+        yield all_of_them, a, await all_of_them.start("b"), token
+
+
 async def leads(master: Master) -> m.Tokens:
     """What it says of tokens, once it leads."""
     with trio.fail_after(PATIENCE):
@@ -143,11 +153,7 @@ def authority_of(master: Master) -> bytes:
 
 
 async def test_what_one_master_gave_or_revoked_holds_at_the_next(etcd: Etcd, tmp_path: Path) -> None:
-    async with masters(etcd.url, tmp_path) as all_of_them:
-        a, end_a = await all_of_them.start("a")
-        first = await all_of_them.token()
-        all_of_them.copy_key("a", "b")
-        b, end_b = await all_of_them.start("b")
+    async with a_and_b(etcd.url, tmp_path) as (all_of_them, a, b, first):
         assert authority_of(a) == authority_of(b)
         assert not (b.folder / "state" / "authority.key").exists()  # sealed, in etcd alone
         at_a, at_b = await join(a, "d", first), await join(b, "e", first)  # b sends it to a
@@ -159,7 +165,7 @@ async def test_what_one_master_gave_or_revoked_holds_at_the_next(etcd: Etcd, tmp
         assert isinstance(await b.ask(m.Renew(b""), at_b.papers), m.StandsBy)
         await a.admin(m.RevokeToken(PROTOCOL_VERSION, bad.id))
         known = sorted((await a.admin(m.ListTokens(PROTOCOL_VERSION))).tokens, key=lambda one: one.id)
-        end_a()
+        all_of_them.end("a")
         assert (await leads(b)).tokens == known  # by id
         assert [(one.id == bad.id, one.used) for one in known if one.revoked] == [(True, 0)]
         for wallet, name in ((at_a, "d"), (at_b, "e")):
@@ -178,40 +184,28 @@ async def test_what_one_master_gave_or_revoked_holds_at_the_next(etcd: Etcd, tmp
         await join(b, "f", first)
         assert isinstance(await b.ask(hello("evil2"), (await join(b, "evil2", await b.make())).papers), m.Welcome)
         assert len(all_of_them.tokens) == 1  # b made none of its own
-        end_b()
+        all_of_them.end("b")
         secrets_of = [line.encode() for line in (first.secret, bad.secret, "BEGIN")]
         assert not [one.key for one in await all_of_them.kept() if any(s.decode() in one.value for s in secrets_of)]
 
 
 async def test_who_came_to_a_standby_is_looked_at_again_when_it_leads(etcd: Etcd, tmp_path: Path) -> None:
-    async with masters(etcd.url, tmp_path) as all_of_them:
-        a, end_a = await all_of_them.start("a")
-        token = await all_of_them.token()
-        all_of_them.copy_key("a", "b")
-        b, _ = await all_of_them.start("b")
+    async with a_and_b(etcd.url, tmp_path) as (all_of_them, a, b, token):
         wallet = await join(a, "d", token)
-        heard: list[Any] = []
-        context, (host, port) = wallet.papers.to_dial(), split_address(b.address)
-        stream = trio.SSLStream(await trio.open_tcp_stream(host, port), context, server_hostname=host)
-        await stream.do_handshake()
-        await a.admin(m.RevokeToken(PROTOCOL_VERSION, token.id))
-        end_a()
-        decoder: Decoder[Any] = Decoder(m.FromMaster, 1 << 20)
-        with trio.fail_after(PATIENCE), contextlib.suppress(trio.BrokenResourceError):
+        async with b.dial(wallet.papers) as daemon:
+            await a.admin(m.RevokeToken(PROTOCOL_VERSION, token.id))
+            all_of_them.end("a")
             await leads(b)
-            await stream.send_all(encode(hello("d")))
-            while data := await stream.receive_some():
-                heard.extend(decoder.feed(data))
-        await trio.aclose_forcefully(stream)
-        assert len(heard) == 1
-        assert "by which it came in is revoked" in heard[0].reason
+            await daemon.say(hello("d"))
+            assert "by which it came in is revoked" in (await daemon.hear()).reason
+            assert await daemon.hear() is None
 
 
 @pytest.mark.check
 async def test_nothing_is_told_before_etcd_has_it(tmp_path: Path) -> None:
     with Etcd() as etcd:
         async with masters(etcd.url, tmp_path) as all_of_them:
-            a, _ = await all_of_them.start("a")
+            a = await all_of_them.start("a")
             token = await all_of_them.token()
             await trio.to_thread.run_sync(etcd.pause)
             try:
@@ -290,11 +284,7 @@ async def wiped(all_of_them: Masters) -> None:
 async def test_what_etcd_has_lost_is_written_back_by_who_led_last(
     etcd: Etcd, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    async with masters(etcd.url, tmp_path) as all_of_them:
-        a, end_a = await all_of_them.start("a")
-        token = await all_of_them.token()
-        all_of_them.copy_key("a", "b")
-        b, _ = await all_of_them.start("b")
+    async with a_and_b(etcd.url, tmp_path) as (all_of_them, a, b, token):
         bad = await a.make()
         at_a, evil = await join(a, "d", token), await join(a, "evil", bad)
         await a.admin(m.RevokeToken(PROTOCOL_VERSION, bad.id))
@@ -309,7 +299,7 @@ async def test_what_etcd_has_lost_is_written_back_by_who_led_last(
         known = (await leads(a)).tokens
         assert {one.id for one in known if one.revoked} == {bad.id}
         assert isinstance(await a.ask(hello("d"), at_a.papers), m.Welcome)
-        end_a()
+        all_of_them.end("a")
         assert sorted((await leads(b)).tokens, key=lambda one: one.id) == sorted(known, key=lambda one: one.id)
         assert isinstance(await b.ask(hello("d"), at_a.papers), m.Welcome)
         assert (await b.ask(hello("evil"), evil.papers)).final
@@ -360,14 +350,10 @@ async def test_a_master_that_finds_its_authority_gone_makes_no_other(
 async def test_a_master_of_another_authority_does_not_lead(
     etcd: Etcd, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    async with masters(etcd.url, tmp_path) as all_of_them:
-        _, end_a = await all_of_them.start("a")
-        token = await all_of_them.token()
-        all_of_them.copy_key("a", "b")
-        b, _ = await all_of_them.start("b")
+    async with a_and_b(etcd.url, tmp_path) as (all_of_them, _, b, token):
         async with all_of_them.etcd() as client:
             await client.txn([], [delete(f"{all_of_them.prefix}trust/authority")], [])
-        end_a()
+        all_of_them.end("a")
         said = ""
         with trio.fail_after(PATIENCE):
             while said.count("is not the authority that this master was started with") < 2:  # standing by, leading
@@ -396,14 +382,14 @@ async def test_an_authority_that_took_the_place_of_ours_without_a_rotation_is_no
 
 async def test_what_was_made_under_an_authority_that_was_deleted_counts_no_more(etcd: Etcd, tmp_path: Path) -> None:
     async with masters(etcd.url, tmp_path) as all_of_them:
-        a, end_a = await all_of_them.start("a")
+        a = await all_of_them.start("a")
         await join(a, "d", await all_of_them.token())
         before = {one.key for one in await all_of_them.kept()}
-        end_a()
+        all_of_them.end("a")
         async with all_of_them.etcd() as client:
             await client.txn([], [delete(f"{all_of_them.prefix}trust/authority")], [])
         all_of_them.copy_key("a", "b")
-        b, _ = await all_of_them.start("b")
+        b = await all_of_them.start("b")
         token = await all_of_them.token(2)
         assert [one.id for one in (await leads(b)).tokens] == [token.id]
         await join(b, "d", token)  # with another key: the name is free
@@ -444,11 +430,7 @@ async def test_a_standby_that_names_another_one_is_followed_once(tmp_path: Path)
 async def test_tokens_are_looked_after_at_a_standby_too(
     etcd: Etcd, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async with masters(etcd.url, tmp_path) as all_of_them:
-        a, _ = await all_of_them.start("a")
-        token = await all_of_them.token()
-        all_of_them.copy_key("a", "b")
-        b, _ = await all_of_them.start("b")
+    async with a_and_b(etcd.url, tmp_path) as (_, a, b, token):
         await leads(a)
         asking = Asking(state=str(b.folder / "state"))
         await trio.to_thread.run_sync(partial(token_command.show, master=b.address, asking=asking))
@@ -464,11 +446,11 @@ async def test_what_somebody_else_changed_in_etcd_is_told(
     etcd: Etcd, tmp_path: Path, what: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     async with masters(etcd.url, tmp_path) as all_of_them:
-        a, end_a = await all_of_them.start("a")
+        a = await all_of_them.start("a")
         token = await all_of_them.token()
         await join(a, "d", token)
         wallet = await join(a, "e", await a.make())
-        end_a()
+        all_of_them.end("a")
         kept = {one.key: one.value for one in await all_of_them.kept()}
         [one, other] = sorted(key for key in kept if "/token/" in key)
         if what == "authority":
@@ -481,12 +463,12 @@ async def test_what_somebody_else_changed_in_etcd_is_told(
         if what == "gone":  # with it the word that it was revoked, had it been: docs/security.md
             async with all_of_them.etcd() as client:
                 await client.txn([], [delete(key) for key in (one, other)], [])
-            a, _ = await all_of_them.start("a")
+            a = await all_of_them.start("a")
             await all_of_them.token(2)
             assert isinstance(await a.ask(hello("e"), wallet.papers), m.Welcome)
             return
         await all_of_them.change(one, kept[other] if what == "moved" else kept[one][:-8] + "AAAAAAA=")
-        a, _ = await all_of_them.start("a")
+        a = await all_of_them.start("a")
         said = ""
         with trio.fail_after(PATIENCE):
             while f"{one} in etcd: was changed by somebody who has not the masters' key" not in said:
@@ -500,11 +482,7 @@ async def test_what_somebody_else_changed_in_etcd_is_told(
 
 @pytest.mark.check
 async def test_a_rotation_goes_on_with_the_next_leader_and_standbys_follow_it(etcd: Etcd, tmp_path: Path) -> None:
-    async with masters(etcd.url, tmp_path) as all_of_them:
-        a, end_a = await all_of_them.start("a")
-        old = await all_of_them.token()
-        all_of_them.copy_key("a", "b")
-        b, end_b = await all_of_them.start("b")
+    async with a_and_b(etcd.url, tmp_path) as (all_of_them, a, b, old):
         asking = Asking(state=str(b.folder / "state"))  # who stands by says who leads
         ca = partial(trio.to_thread.run_sync, asking.ask_as_admin)
         told = await ca(m.Rotate(PROTOCOL_VERSION, 0.0, False), m.RotationIs, b.address)
@@ -515,52 +493,43 @@ async def test_a_rotation_goes_on_with_the_next_leader_and_standbys_follow_it(et
         assert [old.authority, new.authority] == both
         for name, token in (("at-b-old", old), ("at-b-new", new)):  # b shows each a certificate that it believes
             assert isinstance(await a.ask(hello(name), (await join(b, name, token)).papers), m.Welcome)
-        refused = await a.ask(
-            m.Rotate(PROTOCOL_VERSION, 0.0, False), Asking(state=str(a.folder / "state"), timeout=1).papers(a.address)
-        )
+        refused = await a.ask(m.Rotate(PROTOCOL_VERSION, 0.0, False), a.papers)
         assert "is under way already" in refused.refused
-        end_a()
+        all_of_them.end("a")
         await leads(b)
         assert await ca(m.AskRotation(PROTOCOL_VERSION), m.RotationIs, b.address) == told
         key = f"{all_of_them.prefix}trust/authority"
         for phase, believed in (("retiring", both[::-1]), ("steady", both[1:])):
-            end_b()
-            end_a()
+            all_of_them.end()
             found = await all_of_them.trust(all_of_them.key("b"))
             late = replace(found.rotation, until=0.0, period=4.0)  # a phase is over
             await all_of_them.change(key, found.seal.close(key, as_text(late, found.id)))
             for name in ("a", "b"):
                 all_of_them.copy_key(name, f"{name}-{phase}")
-            a, end_a = await all_of_them.start(f"a-{phase}")
+            a = await all_of_them.start(f"a-{phase}")
             await leads(a)
-            b, end_b = await all_of_them.start(f"b-{phase}")
+            b = await all_of_them.start(f"b-{phase}")
             await follows(b, believed)
             assert (await all_of_them.trust(all_of_them.key("b"))).rotation.phase == phase
             if phase == "retiring":
                 assert isinstance(await a.ask(hello("late"), (await join(b, "late", old)).papers), m.Welcome)
         with pytest.raises(WrongMaster, match=r"authority was replaced \(`wancoll ca show`\)"):
             await join(b, "too-late", old)
-        end_a()
+        all_of_them.end("a-steady")
         await leads(b)
         await join(b, "later", new)
 
 
 @pytest.mark.check
 async def test_at_once_nothing_of_before_is_left_in_etcd(etcd: Etcd, tmp_path: Path) -> None:
-    async with masters(etcd.url, tmp_path) as all_of_them:
-        a, end_a = await all_of_them.start("a")
-        old = await all_of_them.token()
+    async with a_and_b(etcd.url, tmp_path) as (all_of_them, a, b, old):
         wallet = await join(a, "d", old)
-        all_of_them.copy_key("a", "b")
-        b, _ = await all_of_them.start("b")
-        told = await a.ask(
-            m.Rotate(PROTOCOL_VERSION, 0.0, True), Asking(state=str(a.folder / "state"), timeout=1).papers(a.address)
-        )
+        told = await a.ask(m.Rotate(PROTOCOL_VERSION, 0.0, True), a.papers)
         new = parse(told.made)
         assert [new.authority] == [one.sha256 for one in told.authorities]
         assert new.authority != old.authority
         await follows(b, [new.authority])
-        end_a()
+        all_of_them.end("a")
         assert [one.id for one in (await leads(b)).tokens] == [new.id]
         kept = [one.key.split("/")[-2:] for one in await all_of_them.kept()]
         assert sorted(kept) == [["token", new.id], ["trust", "authority"]]
@@ -642,19 +611,15 @@ async def test_at_once_is_one_transaction_however_many_tokens_and_names_there_ar
 async def test_what_was_never_written_is_not_so_and_nobody_is_sent_away(tmp_path: Path, what: str) -> None:
     """etcd dies at that moment: the master leads no more, and goes on with what etcd has once that is back."""
     with Etcd() as etcd:
-        async with masters(etcd.url, tmp_path) as all_of_them:
-            a, _ = await all_of_them.start("a")
-            token = await all_of_them.token()
+        async with a_and_b(etcd.url, tmp_path) as (_, a, b, token):
             wallet = await join(a, "d", token)
-            all_of_them.copy_key("a", "b")
-            b, _ = await all_of_them.start("b")
             old = fingerprints(authority_of(a))
             async with a.dial(wallet.papers) as daemon:
                 await daemon.say(hello("d"))
                 await daemon.expect(m.Welcome)
                 await trio.to_thread.run_sync(etcd.kill)
                 rotate, revoke = m.Rotate(PROTOCOL_VERSION, 0.0, True), m.RevokeToken(PROTOCOL_VERSION, token.id)
-                answer = await a.ask(rotate if what == "at once" else revoke, admin_of(a))
+                answer = await a.ask(rotate if what == "at once" else revoke, a.papers)
                 for said in (answer, await daemon.expect(m.Bye)):
                     assert "this master leads no more: " in said.reason
                     assert not said.final
@@ -672,28 +637,9 @@ async def either_leads(*masters: Master) -> Master:
     with trio.fail_after(PATIENCE):
         while True:
             for one in masters:
-                if isinstance(await one.ask(m.StatusRequest(PROTOCOL_VERSION), admin_of(one)), m.Status):
+                if isinstance(await one.ask(m.StatusRequest(PROTOCOL_VERSION), one.papers), m.Status):
                     return one
             await trio.sleep(0.05)
-
-
-class Later:
-    """A store whose writes are done when the test says so."""
-
-    def __init__(self) -> None:
-        self.facts = Facts(5, 0, 1, {})
-        self.asked = self.written = 0
-        self.kept: dict[str, str | None] = {}
-
-    def persist(self, what: Persist) -> None:
-        self.asked += 1
-
-    def keep(self, changes: dict[str, str | None]) -> None:
-        self.kept |= changes
-        self.asked += 1
-
-    def keep_whole(self, changes: list[dict[str, Any]]) -> None:
-        self.asked += 1
 
 
 @contextlib.asynccontextmanager
@@ -739,7 +685,7 @@ async def test_rights_end_when_that_is_written_and_not_before(tmp_path: Path, wh
         async with trio.open_nursery() as nursery:
             nursery.start_soon(join, master, "d", token)
             await written(store.asked, 2)  # the token's row and the name's
-        wallet, admin = Wallet(str(tmp_path / "of-d"), token), admin_of(master)
+        wallet, admin = Wallet(str(tmp_path / "of-d"), token), master.papers
         assert admin is not None
         async with (
             master.dial(wallet.papers) as daemon,
@@ -840,7 +786,7 @@ async def test_a_folder_that_cannot_be_written_ends_neither_a_lead_nor_a_rotatio
             server.release()
             assert gate.rotating[0] == then
 
-        [old], admin = fingerprints(authority_of(master)), admin_of(master)
+        [old], admin = fingerprints(authority_of(master)), master.papers
         assert admin is not None
         async with master.dial(admin) as operator, master.dial(admin) as daemon:
             await daemon.say(hello("admin"))
@@ -883,10 +829,6 @@ def shown_by(context: ssl.SSLContext) -> bytes:
     found = dials.getpeercert(binary_form=True)
     assert found is not None
     return found
-
-
-def admin_of(master: Master) -> Papers | None:
-    return Asking(state=str(master.folder / "state"), timeout=1).papers(master.address)
 
 
 async def follows(master: Master, believed: list[str]) -> None:

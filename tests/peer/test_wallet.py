@@ -17,7 +17,8 @@ import structlog
 import trio
 
 from tests.master.test_gate import secure
-from tests.master.test_shared_trust import Later, admin_of, in_hand, join, that_writes_later
+from tests.master.test_leadership import Later
+from tests.master.test_shared_trust import in_hand, join, that_writes_later
 from tests.peer.test_daemon import until
 from wancoll.limits import PROTOCOL_VERSION
 from wancoll.local import join_address
@@ -233,7 +234,7 @@ async def test_while_a_change_of_trust_is_written_a_daemon_waits_and_is_heard(
                 await until(lambda: any(one["event"] == "the certificate is renewed" for one in lines))
             write.cancel()
             asked = store.asked
-            admin = admin_of(master)
+            admin = master.papers
             assert admin is not None
             async with master.dial(admin) as operator:
                 await operator.say(m.RevokeToken(PROTOCOL_VERSION, other.id))
