@@ -157,6 +157,18 @@ def test_what_is_called_with_a_grace_time_and_what_it_costs_to_take_that_in(monk
     assert grace.call.count == 4
 
 
+def test_operations_with_a_grace_time_are_bounded() -> None:
+    room = Room(Limits(ops_in_flight=4))
+    room.form(2)
+    said = Descriptor(Kind.all_reduce, DType.float32, count=4, grace=5.0)
+    for seq in range(1000, 1100):
+        room.say("d1", m.Grace(GROUP, 2, 1, seq, said))
+    room.say("d0", m.Grace(GROUP, 1, 1, 1, said))
+    graces = room.group.current.graces
+    assert len(graces) == 16
+    assert 1 in graces, "what is late first counts"
+
+
 # ---- reports, in bytes ------------------------------------------------------------------------------
 
 _MANY = range(1, 2049)

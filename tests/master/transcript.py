@@ -171,10 +171,15 @@ class Room:
     ) -> None:
         """A new master whose journal says that the newest epoch had these members, *base* committed, and these voids.
 
+        *epoch* 0: the journal was lost, and knows no group.
+
         Daemons d1, d2 and d3 have introduced themselves, and will report().
         """
         self.restart()
-        self.persisted, self.journal = (epoch, 1025), {GROUP: Used(epoch, frozenset(mids), base, voids or {})}
+        self.persisted, self.journal = (
+            (epoch, 1025),
+            {GROUP: Used(epoch, frozenset(mids), base, voids or {})} if epoch else {},
+        )
         self.restart()
         for mid in (1, 2, 3):
             self.hello(f"d{mid}")

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from math import inf
+from typing import NamedTuple
 
 import msgspec
 
@@ -225,6 +226,10 @@ def _terms(report: m.Report) -> tuple[object, ...]:
 
 
 def _check(step: Step, daemon: Daemon, report: m.Report, epoch: Reported, *, first: bool) -> None:
+    used = step.state.used.get(report.group)  # every epoch is there before a member is told of it (R9)
+    if used is not None and (report.epoch > used.epoch or (report.epoch == used.epoch and report.base > used.base)):
+        expected, got = f"epoch {used.epoch} above {used.base}", f"epoch {report.epoch} above {report.base}"
+        raise ProtocolError("reports an epoch that no master made", expected=expected, got=got)
     if epoch.daemons.get(report.mid) != daemon.name or len(epoch.daemons) < len(epoch.report.members):
         raise ProtocolError("reports for a member that is not its own", got=f"member {report.mid}")
     if first:
@@ -573,11 +578,10 @@ def judge_claim(step: Step, group: Group) -> None:
 
 def _settle_p2p(step: Step, group: Group, rebuild: Rebuild) -> bool:
     """Tell what had come of sends and recvs where only one half has heard. Returns whether others are under way."""
-    reports, moving = rebuild.reports, False
-    for mid, (daemon, report) in reports.items():
+    known, moving = {mid: _Halves.of(report) for mid, (_, report) in rebuild.reports.items()}, False
+    for mid, (daemon, report) in rebuild.reports.items():
         for half in report.p2p:
-            other = reports.get(half.other)
-            error, digest = _outcome(mid, half, other[1] if other is not None else None)
+            error, digest = _outcome(mid, half, known.get(half.other))
             if error is None:
                 moving = moving or half.moving
                 continue
@@ -586,17 +590,30 @@ def _settle_p2p(step: Step, group: Group, rebuild: Rebuild) -> bool:
     return moving
 
 
-def _outcome(mid: int, half: m.OpenP2P, other: m.Report | None) -> tuple[str | None, int]:
+class _Halves(NamedTuple):
+    """What a report says of sends and recvs, to be looked up: a report has thousands."""
+
+    failed: dict[tuple[int, int], str]  # by the other's mid and number
+    open: set[int]  # orders
+    heard: int
+    settled: dict[int, int]  # digests by order
+
+    @classmethod
+    def of(cls, report: m.Report) -> _Halves:
+        failed = {(to, number): how for to, number, how in report.failed}
+        return cls(failed, {half.order for half in report.p2p}, report.heard, dict(report.settled))
+
+
+def _outcome(mid: int, half: m.OpenP2P, other: _Halves | None) -> tuple[str | None, int]:
     """An error or "" with a digest where the pair has ended for the *other* half; (None, 0) if it has not."""
-    failed = () if other is None else other.failed
-    error = next((how for to, number, how in failed if (to, number) == (mid, half.number)), "")
+    error = other.failed.get((mid, half.number), "") if other is not None else ""
     if error and error in _TEXTS:
         return error, 0
     if not half.done:
         return None, 0
     if other is None:
         return "OutcomeUnknown", 0
-    if any(theirs.order == half.order for theirs in other.p2p) or other.heard < half.order:
+    if half.order in other.open or other.heard < half.order:
         return None, 0
-    digest = dict(other.settled).get(half.order)
+    digest = other.settled.get(half.order)
     return ("OutcomeUnknown", 0) if digest is None else ("", digest)

@@ -15,6 +15,8 @@ from wancoll.errors import ProtocolError
 from wancoll.wire import messages as m
 from wancoll_master.core.state import Grace, Group, Member, Step, names
 
+_MOST = 4  # times ops_in_flight: operations with a deadline
+
 
 def called(step: Step, member: Member, message: m.Grace) -> None:
     """A member has called an operation with a grace time, which begins with the first member that says so."""
@@ -23,7 +25,10 @@ def called(step: Step, member: Member, message: m.Grace) -> None:
         return
     if not covers(call):
         raise ProtocolError("gives a grace time to what has none", expected="all_reduce of a sum", got=str(call)[:300])
-    group.current.graces.setdefault(seq, Grace(step.now)).called(member.mid, call)
+    graces = group.current.graces
+    graces.setdefault(seq, Grace(step.now)).called(member.mid, call)
+    if len(graces) > _MOST * step.limits.ops_in_flight:  # no honest members are so far apart; the lowest counts first
+        del graces[max(graces)]
     look(step, group)
 
 

@@ -78,7 +78,8 @@ def _is_excused(step: Step, member: Member) -> bool:
         alone = book.alone.get(one.mid, {})
         if book.open.get(one.mid, 0) > sum(alone.values()):
             return True  # the bytes of one move
-        late = [other for mid in alone if _keeps_others(other := step.state.members[mid])]
+        others = (step.state.members.get(mid) for mid in alone)  # None: it is out, and the epoch closes
+        late = [other for other in others if other is not None and _keeps_others(other)]
         if not late and one is not member:
             return True  # it is the last of the chain
         fresh = [other for other in late if other not in seen]
