@@ -80,8 +80,10 @@ class Limits:
     pinned_bytes: int = 4 * GIB  # of a client's arena, for copies from and to devices
     early_bytes: int = 256 * MIB  # of each device: results that are on their way to it before they are committed
     scratch_bytes: int = 4 * GIB  # that one operation's schedule may need here beside input and result
-    covers: int = 64  # that a client has not called, and its daemon takes part in, or has done so: results are kept
-    cover_bytes: int = 4 * GIB  # memory for these
+    zero_contributions: int = (
+        64  # that a client has not called, and its daemon takes part in, or has done so: results are kept
+    )
+    zero_contribution_bytes: int = 4 * GIB  # memory for these
     drain_timeout: float = 10.0  # SIGTERM: running operations may finish for this long
     local_handshake_timeout: float = 5.0  # a client must say what it wants by then
     voids: int = 2048  # of a group, with no commit in between: one more, and its members are evicted

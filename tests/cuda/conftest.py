@@ -28,7 +28,7 @@ def standin(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Results of kilobytes go to a device before the commit, as large ones do."""
     monkeypatch.setattr("wancoll.client.cuda.staging.LEAST", 1)
-    monkeypatch.setattr("wancoll.client.cuda.early.STEP", BLOCK)
+    monkeypatch.setattr("wancoll.client.cuda.eager_copy.STEP", BLOCK)
 
 
 @pytest.fixture(params=SEEDS, ids="seed{}".format)

@@ -248,7 +248,7 @@ class Script(Room):
         base: int = 0,
         voids: dict[int, str] | None = None,
     ) -> None:
-        """A new master: by the journal *epoch* had these members, *base* committed and these *voids*; 0: it was lost."""
+        """A new master: by the journal *epoch* had these members, *base* committed, these *voids*; 0: it was lost."""
         super().restarted(epoch, mids, base, voids)
         self._told.clear()
 

@@ -143,7 +143,7 @@ def test_what_is_called_with_a_grace_time_and_what_it_costs_to_take_that_in(monk
 
     def call(name: str, count: int) -> None:
         said = Descriptor(Kind.all_reduce, DType.float32, count=count, grace=5.0)
-        room.say("d" + name[1:], m.Grace(GROUP, room.mid(name), 1, 1, said))
+        room.say("d" + name[1:], m.CalledWithGrace(GROUP, room.mid(name), 1, 1, said))
 
     room.form(33)
     for count in range(2, 100):
@@ -152,7 +152,7 @@ def test_what_is_called_with_a_grace_time_and_what_it_costs_to_take_that_in(monk
     for name in room.names[1:]:
         call(name, 4)
     assert len(hashed) <= 10 * len(room.names)
-    grace = room.group.current.graces[1]
+    grace = room.group.current.straggler_deadlines[1]
     assert {each.count: many for each, many in grace.counts.items()} == {99: 1, 4: 32}
     assert grace.call.count == 4
 
@@ -162,11 +162,11 @@ def test_operations_with_a_grace_time_are_bounded() -> None:
     room.form(2)
     said = Descriptor(Kind.all_reduce, DType.float32, count=4, grace=5.0)
     for seq in range(1000, 1100):
-        room.say("d1", m.Grace(GROUP, 2, 1, seq, said))
-    room.say("d0", m.Grace(GROUP, 1, 1, 1, said))
-    graces = room.group.current.graces
-    assert len(graces) == 16
-    assert 1 in graces, "what is late first counts"
+        room.say("d1", m.CalledWithGrace(GROUP, 2, 1, seq, said))
+    room.say("d0", m.CalledWithGrace(GROUP, 1, 1, 1, said))
+    deadlines = room.group.current.straggler_deadlines
+    assert len(deadlines) == 16
+    assert 1 in deadlines, "what is late first counts"
 
 
 # ---- reports, in bytes ------------------------------------------------------------------------------

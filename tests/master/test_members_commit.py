@@ -287,7 +287,7 @@ def reported(collectors: str, said: dict[int, int], mids: tuple[int, ...], lost:
 
 
 def test_a_tie_about_a_huge_number_is_about_no_more_than_an_honest_member_can_lack() -> None:
-    room = closed((1 << 40, NONE), (0, NONE), ops_in_flight=4, covers=2)
+    room = closed((1 << 40, NONE), (0, NONE), ops_in_flight=4, zero_contributions=2)
     assert outcome(room) == (["m0", "m1"], 0, [1, 2, 3, 4, 5, 6])
 
 

@@ -15,16 +15,16 @@ from wancoll.wire import messages as m
 SUM = Descriptor(Kind.all_reduce, DType.float32, count=4, grace=0.5)
 
 
-def cover(seq: int, number: int = 1, call: Descriptor = SUM) -> m.Cover:
-    return m.Cover("g", 1, number, seq, call)
+def zeros_for(seq: int, number: int = 1, call: Descriptor = SUM) -> m.ContributeZeros:
+    return m.ContributeZeros("g", 1, number, seq, call)
 
 
 def covering(*mids: int, **options: Any) -> tuple[Driver, Any]:
     """A member whose daemon takes part in op 1, and that op."""
     d = Driver(*(mids or (1, 2)), **options)
-    [start] = d.member.hear(cover(1), 2.0, 1, 1)
+    [start] = d.member.hear(zeros_for(1), 2.0, 1, 1)
     assert isinstance(start, cmd.StartOp)
-    assert start.op.covers
+    assert start.op.zeros
     return d, start.op
 
 
@@ -36,21 +36,21 @@ def finish(d: Driver, seq: int = 1, number: int = 1) -> list[cmd.Command]:
 
 def test_a_call_with_grace_is_told_when_it_is_made_and_in_each_epoch_again() -> None:
     d = Driver(1, 2, 3)
-    assert d.post(SUM)[-1] == cmd.ToMaster(m.Grace("g", 1, 1, 1, SUM))
+    assert d.post(SUM)[-1] == cmd.ToMaster(m.CalledWithGrace("g", 1, 1, 1, SUM))
     assert kinds(d.post(data())) == ["StartOp"]
     entered = d.member.enter_epoch(epoch(2, 1, 2), 2.0)
-    assert cmd.ToMaster(m.Grace("g", 1, 2, 1, SUM)) in entered
+    assert cmd.ToMaster(m.CalledWithGrace("g", 1, 2, 1, SUM)) in entered
     d.ready(2)
     d.member.op_finished(d.engine_id - 1, 7, 0)
     d.member.hear(m.Commit("g", 2, 1, 1), 3.0, 1, 1)
-    assert "ToMaster:Grace" not in kinds(d.member.enter_epoch(epoch(3, 1, 2, upto=1), 2.0))
+    assert "ToMaster:CalledWithGrace" not in kinds(d.member.enter_epoch(epoch(3, 1, 2, upto=1), 2.0))
 
 
 def test_a_new_master_is_told_again() -> None:
     d = Driver(1, 2)
     d.post(SUM)
     d.member.reconnected(2, 9)
-    assert cmd.ToMaster(m.Grace("g", 1, 1, 1, SUM)) in d.member.resumed(m.Resumed("g", 1, 1, 2))
+    assert cmd.ToMaster(m.CalledWithGrace("g", 1, 1, 1, SUM)) in d.member.resumed(m.Resumed("g", 1, 1, 2))
 
 
 def test_alone_nobody_is_late() -> None:
@@ -90,10 +90,10 @@ def test_the_client_hears_at_the_commit_when_it_calls_before() -> None:
 
 def test_zeros_stay_in_the_next_epoch_and_the_client_says_that_it_is_there() -> None:
     d, op = covering(1, 2, 3)
-    assert "ToMaster:Grace" not in kinds(d.member.enter_epoch(epoch(2, 1, 2), 2.0))
+    assert "ToMaster:CalledWithGrace" not in kinds(d.member.enter_epoch(epoch(2, 1, 2), 2.0))
     assert kinds(d.ready(2)) == ["StartOp"]
     assert d.post(SUM) == []
-    assert cmd.ToMaster(m.Grace("g", 1, 3, 1, SUM)) in d.member.enter_epoch(epoch(3, 1, 2), 3.0)
+    assert cmd.ToMaster(m.CalledWithGrace("g", 1, 3, 1, SUM)) in d.member.enter_epoch(epoch(3, 1, 2), 3.0)
     assert d.ready(3) == [cmd.StartOp(op)]
     d.member.op_cancelled(d.engine_id - 2)
     d.member.op_cancelled(d.engine_id - 1)
@@ -118,11 +118,11 @@ def test_a_call_that_differs_fails_alone(before: bool) -> None:
 def test_a_client_that_has_called_is_not_covered() -> None:
     d = Driver(1, 2)
     d.post(SUM)
-    assert d.member.hear(cover(1), 2.0, 1, 1) == []
-    assert d.member.hear(cover(2), 2.0, 1, 1) != []
-    assert d.member.hear(cover(2), 2.0, 1, 1) == []  # once
-    assert d.member.hear(cover(3, number=2), 2.0, 1, 1) == []  # of another epoch
-    assert d.member.hear(cover(4), 2.0, 1, 1) == []  # op 3 may be anything
+    assert d.member.hear(zeros_for(1), 2.0, 1, 1) == []
+    assert d.member.hear(zeros_for(2), 2.0, 1, 1) != []
+    assert d.member.hear(zeros_for(2), 2.0, 1, 1) == []  # once
+    assert d.member.hear(zeros_for(3, number=2), 2.0, 1, 1) == []  # of another epoch
+    assert d.member.hear(zeros_for(4), 2.0, 1, 1) == []  # op 3 may be anything
 
 
 def test_void_ops_below_are_no_gap() -> None:
@@ -130,7 +130,7 @@ def test_void_ops_below_are_no_gap() -> None:
     d = Driver(1, 2, 3)
     d.member.enter_epoch(epoch(2, 1, 2, voids=voids), 2.0)
     d.ready(2)
-    assert kinds(d.member.hear(cover(3, number=2), 2.0, 1, 1)) == ["StartOp"]
+    assert kinds(d.member.hear(zeros_for(3, number=2), 2.0, 1, 1)) == ["StartOp"]
     assert finish(d, seq=3, number=2) == []
     assert [kinds(d.post(SUM)) for _ in range(3)] == [["ToClient:Failure"]] * 2 + [["HandOver", "ToClient:Result"]]
 
@@ -158,25 +158,25 @@ def test_who_is_put_out_hears_that_and_no_more(committed: bool) -> None:
 
 def test_bounds() -> None:
     d = Driver(1, 2)
-    d.member.collectives._limits = Limits(covers=2, cover_bytes=100)
-    assert kinds(d.member.hear(cover(1), 2.0, 1, 1)) == ["StartOp"]
+    d.member.collectives._limits = Limits(zero_contributions=2, zero_contribution_bytes=100)
+    assert kinds(d.member.hear(zeros_for(1), 2.0, 1, 1)) == ["StartOp"]
     big = Descriptor(Kind.all_reduce, DType.float32, count=9, grace=0.5)
-    assert d.member.hear(cover(2, call=big), 2.0, 1, 1) == []  # 104 bytes in all
-    assert kinds(d.member.hear(cover(2), 2.0, 1, 1)) == ["StartOp"]
-    assert d.member.hear(cover(3), 2.0, 1, 1) == []
+    assert d.member.hear(zeros_for(2, call=big), 2.0, 1, 1) == []  # 104 bytes in all
+    assert kinds(d.member.hear(zeros_for(2), 2.0, 1, 1)) == ["StartOp"]
+    assert d.member.hear(zeros_for(3), 2.0, 1, 1) == []
 
 
 def test_memory_is_held_only_for_what_will_be_handed_over() -> None:
     d, op = covering(1, 2, 3)
-    d.member.collectives._limits = Limits(cover_bytes=40)  # one
+    d.member.collectives._limits = Limits(zero_contribution_bytes=40)  # one
     op.memory = "zeros and a result"
     d.member.enter_epoch(epoch(2, 1, 2, voids=[m.Void(1, "ProtocolError", "digests differ", {})]), 2.0)
     d.ready(2)
     assert op.memory is not None  # the engine still has it
-    assert d.member.hear(cover(2, number=2), 2.0, 1, 1) == []
+    assert d.member.hear(zeros_for(2, number=2), 2.0, 1, 1) == []
     d.member.op_cancelled(op.engine_id)
     assert op.memory is None
-    [start] = d.member.hear(cover(2, number=2), 2.0, 1, 1)
+    [start] = d.member.hear(zeros_for(2, number=2), 2.0, 1, 1)
     assert isinstance(start, cmd.StartOp)
     start.op.memory = "zeros and a result"
     assert finish(d, seq=2, number=2) == []
@@ -201,11 +201,11 @@ def test_memory_is_held_only_for_what_will_be_handed_over() -> None:
 def test_what_no_client_can_call_is_not_covered_and_ends_nobody(call: Descriptor) -> None:
     """Another member's daemon has said it: what it says of its own call is no word about this daemon's master."""
     d = Driver(1, 2)
-    assert d.member.hear(cover(1, call=call), 2.0, 1, 1) == []
-    assert kinds(d.post(SUM)) == ["StartOp", "ToMaster:Grace"]
+    assert d.member.hear(zeros_for(1, call=call), 2.0, 1, 1) == []
+    assert kinds(d.post(SUM)) == ["StartOp", "ToMaster:CalledWithGrace"]
 
 
 def test_an_aborted_epoch_is_not_for_it() -> None:
     d = Driver(1, 2)
     d.member.hear(m.Abort("g", 1, 1, "calls differ"), 0.0, 1, 1)
-    assert d.member.hear(cover(1), 2.0, 1, 1) == []
+    assert d.member.hear(zeros_for(1), 2.0, 1, 1) == []

@@ -797,7 +797,7 @@ HEARD = [  # in epoch 1 by m1, whose mid is 1 and whose op 1 is finished
     (epoch(2, 1, 2), ["ToClient:EpochInfo", "Enter"]),
     (m.Commit("g", 1, 1, 1), ["ToClient:Result"]),
     (m.Abort("g", 1, 1, "mismatch"), ["ToMaster:Mismatch"]),
-    (m.Cover("g", 1, 1, 2, Descriptor(Kind.all_reduce, count=4, grace=1.0)), ["StartOp"]),
+    (m.ContributeZeros("g", 1, 1, 2, Descriptor(Kind.all_reduce, count=4, grace=1.0)), ["StartOp"]),
     (m.Redial("g", 1, 1, [2], 0.5, "stuck"), ["Redial"]),
     (m.Evicted("g", 1, "silent", 0), ["ToClient:Failure", "ToClient:Failure", "Leave"]),
     (m.Waited("g", 1, 1, 1, "m2", []), []),

@@ -532,7 +532,7 @@ def test_who_is_asked_says_its_votes_again_once_an_interval_and_not_once_it_is_f
 
 def test_as_many_votes_are_kept_as_another_member_can_lack() -> None:
     """It reports them, too: a master that ends the epoch compares them with what the others have."""
-    v = Voter(limits=Limits(ops_in_flight=2, covers=1))
+    v = Voter(limits=Limits(ops_in_flight=2, zero_contributions=1))
     for seq in range(1, 6):
         v.run()
         for mid in (2, 3):

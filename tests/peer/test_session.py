@@ -18,7 +18,7 @@ import trio
 import trio.testing
 from msgspec.structs import replace
 
-from tests.peer.test_grace import SUM, cover
+from tests.peer.test_grace import SUM, zeros_for
 from tests.peer.test_member import data, epoch, post
 from wancoll import resources
 from wancoll._native import ffi
@@ -28,7 +28,7 @@ from wancoll.failpoints import Failpoints
 from wancoll.limits import BLOCK, DEFAULT
 from wancoll.native.engine import Done
 from wancoll.peer import arena
-from wancoll.peer.arena import Cover
+from wancoll.peer.arena import ZeroContribution
 from wancoll.peer.core import commands as cmd
 from wancoll.peer.core import links
 from wancoll.peer.core.op import OpState
@@ -204,17 +204,17 @@ async def test_results_are_handed_over_beside_the_event_loop_and_told_after(
     nbytes, sent, goes_on = 20_000, [], threading.Event()
     decoder: Decoder[Any] = Decoder(m.FromDaemon, 1 << 20)
     session, _, _ = session_with(Engine(), client)
-    copy = Cover._copy
+    copy = ZeroContribution._copy
 
     def once_the_loop_goes_on(*args: Any) -> None:
         assert goes_on.wait(10)
         copy(*args)
 
-    monkeypatch.setattr(Cover, "_copy", once_the_loop_goes_on)
+    monkeypatch.setattr(ZeroContribution, "_copy", once_the_loop_goes_on)
     monkeypatch.setattr(arena, "_PIECE", 4096)
     monkeypatch.setattr(session._stream, "send", lambda data: sent.extend(decoder.feed(data)))
     call = replace(SUM, count=nbytes // 4)
-    session.run(session.member.hear(cover(1, call=call), 1.0, 1, 1))
+    session.run(session.member.hear(zeros_for(1, call=call), 1.0, 1, 1))
     [op] = session.member.collectives.open.values()
     result = bytes(i % 251 for i in range(nbytes))
     ffi.memmove(ffi.cast("char *", op.memory.result_buffer), result, nbytes)
@@ -307,7 +307,7 @@ def test_zeros_that_are_only_read_take_no_memory() -> None:
         return sum(int(kib) for kib in re.findall(r"Rss(?:Anon|Shmem):\s+(\d+)", Path("/proc/self/status").read_text()))
 
     nbytes = 32 << 20
-    zeros = Cover(nbytes, 4096)
+    zeros = ZeroContribution(nbytes, 4096)
     before, buffer = taken(), ffi.buffer(ffi.cast("char *", zeros.input_buffer), nbytes)
     assert {buffer[i] for i in range(0, nbytes, mmap.PAGESIZE)} == {b"\0"}
     assert taken() - before < 4 << 10
@@ -319,7 +319,7 @@ def test_what_a_daemon_took_part_in_is_given_back_beside_the_event_loop() -> Non
             by.put(threading.get_ident())
 
     by: queue.Queue[int] = queue.Queue()
-    zeros = Cover(1, 1)
+    zeros = ZeroContribution(1, 1)
     zeros._map = Map()  # type: ignore[assignment]
     del zeros
     assert by.get(timeout=10) != threading.get_ident()
@@ -348,6 +348,6 @@ async def test_a_grace_time_begins_when_the_input_is_there(client: socket.socket
     session.arena._map[8192] = 1
     session.look()
     session.look()
-    assert said == [m.Grace("g", 1, 2, 1, SUM)]
+    assert said == [m.CalledWithGrace("g", 1, 2, 1, SUM)]
     session.run(session.member.enter_epoch(epoch(3, 1, 2), 2.0))
-    assert said[1:] == [m.Grace("g", 1, 3, 1, SUM)]
+    assert said[1:] == [m.CalledWithGrace("g", 1, 3, 1, SUM)]

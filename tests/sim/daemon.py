@@ -464,10 +464,10 @@ class Session:
         resolved = op.resolved
         assert resolved is not None
         self.world.judge.begins(self.member, op.seq)
-        if op.covers:
-            self.world.judge.covers(self.member.name, op.seq, op.call.posted.grace)
+        if op.zeros:
+            self.world.judge.contributes_zeros(self.member.name, op.seq, op.call.posted.grace)
             op.memory = op.memory or ([0] * (resolved.input_bytes // ITEM), [])
-        input_buffer, result_buffer = op.memory if op.covers else self.arena[op.client_id]
+        input_buffer, result_buffer = op.memory if op.zeros else self.arena[op.client_id]
         channel = links.P2P if op.p2p else links.COLLECTIVES
         head = (op.engine_id, self.links.stamp(channel), op.seq, resolved.fingerprint, resolved.schedule)
         if beside:

@@ -248,7 +248,7 @@ class Judge:
             raise Violation(f"{member.name} commits op {tally.committed} beside another group of that name (C8)")
         self.told_commit[life] = tally.committed
 
-    def covers(self, name: str, seq: int, grace: float) -> None:
+    def contributes_zeros(self, name: str, seq: int, grace: float) -> None:
         """R20: the daemon of *name* takes part for it: not before another has called it for so long."""
         self._covered.add((name, seq))
         first = min((called.at for (_, at), called in self.posted.items() if at == seq), default=_NEVER)

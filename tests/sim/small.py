@@ -208,9 +208,9 @@ class SmallWorld:
                 self._add(peer.core.start_world, peer.core.min_world)
             case "raise":
                 self.faults["raise"] -= 1
-                book = peer.core.collectives
-                op = next(iter(book.open.values()))
-                self._run(peer, book.refuse(op, "no memory") if op.state.name in ("waiting", "running") else [])
+                table = peer.core.collectives
+                op = next(iter(table.open.values()))
+                self._run(peer, table.refuse(op, "no memory") if op.state.name in ("waiting", "running") else [])
             case "alone":
                 self.faults["alone"] -= 1
                 self._run(peer, peer.core.without_master(self.now))
@@ -578,11 +578,11 @@ class LyingWorld(SmallWorld):
     def _complain(self) -> None:
         """A vote that the liar keeps to itself is a stall."""
         for peer in self.peers:
-            book, head = peer.core.collectives, (peer.core.group, peer.core.mid, peer.core.epoch_number)
+            table, head = peer.core.collectives, (peer.core.group, peer.core.mid, peer.core.epoch_number)
             if peer.connected and not peer.core.over and peer.core.view is not None:
-                still = [op for op in book.open.values() if op.outcome is None and op.seq > book.committed]
+                still = [op for op in table.open.values() if op.outcome is None and op.seq > table.committed]
                 waits = [m.OpWait(op.seq, op.kind.name, 4, _STAGES[op.state], 1e3, 1e3) for op in still]
-                peer.up.append(m.Heartbeat(1, [(peer.core.mid, head[2], book.called, book.committed)]))
+                peer.up.append(m.Heartbeat(1, [(peer.core.mid, head[2], table.called, table.committed)]))
                 peer.up.append(m.Waits(*head, waits, []))
 
     def _believed(self) -> list[Peer]:
@@ -608,24 +608,24 @@ class LyingWorld(SmallWorld):
 
 
 def _member(member: core.Member) -> tuple[Any, ...]:
-    book, session = member.collectives, member.master_session
+    table, session = member.collectives, member.master_session
     facts = (
-        member.mid, session.connection, session.master, session.reporting, book.aborted, book.committed,
-        member.over, member.epoch_number, book._asked, session.said, sorted(book._voids),
+        member.mid, session.connection, session.master, session.reporting, table.aborted, table.committed,
+        member.over, member.epoch_number, table._asked, session.said, sorted(table._voids),
     )  # fmt: skip
-    calls = [(op.seq, op.state.name, op.attempts, len(op.live), op.finished, op.digest) for op in book.open.values()]
-    return facts, calls, _tally(book)
+    calls = [(op.seq, op.state.name, op.attempts, len(op.live), op.finished, op.digest) for op in table.open.values()]
+    return facts, calls, _tally(table)
 
 
-def _tally(book: Collectives) -> tuple[Any, ...] | None:
-    tally = book.tally
+def _tally(table: Collectives) -> tuple[Any, ...] | None:
+    tally = table.tally
     if tally is None:
         return None
     votes = [(seq, sorted(one.votes.items())) for seq, one in sorted(tally.open.items())]
     known = tally.committed, tally.frozen, sorted(tally.claims.items()), sorted(tally._collected), tally.divergent
-    here = votes, sorted(book._said), sorted(book._complained), sorted(book._up), list(book._kept), book._behind
-    rounds = book.round, sorted(book._ahead.items()), sorted(book._leaving), [op.round for op in book.open.values()]
-    return *known, *here, book.master_away, sorted(book._alone), rounds
+    here = votes, sorted(table._said), sorted(table._complained), sorted(table._up), list(table._kept), table._behind
+    rounds = table.round, sorted(table._ahead.items()), sorted(table._leaving), [op.round for op in table.open.values()]
+    return *known, *here, table.master_away, sorted(table._alone), rounds
 
 
 def _closing(closing: Closing) -> tuple[Any, ...]:

@@ -18,9 +18,9 @@ SUM = Descriptor(Kind.all_reduce, DType.int64, count=3, grace=GRACE)
 class Graces(World):
     """All calls are sums with a grace time, and one client makes none of them for long."""
 
-    def __init__(self, seed: int, covers: int = 1 << 20) -> None:
+    def __init__(self, seed: int, zero_contributions: int = 1 << 20) -> None:
         super().__init__(seed, faults=(), graces=(GRACE,))
-        self.limits = replace(self.limits, covers=covers)
+        self.limits = replace(self.limits, zero_contributions=zero_contributions)
         self.ends: dict[str, list[tuple[float, int, bool]]] = {}  # by client: when, which operation, whether it counts
         judge = self.judge.ends
 
@@ -102,7 +102,7 @@ def test_when_the_master_is_started_anew_meanwhile() -> None:
 
 
 def test_results_are_kept_up_to_a_bound_and_then_the_late_one_is_waited_for() -> None:
-    for world in worlds(2, covers=5):
+    for world in worlds(2, zero_contributions=5):
         late, others, _ = world.someone_is_late(8.0, lambda: None)
         end = late.late_until
         assert len(late.session.member.collectives._late) == 5  # the bound

@@ -32,7 +32,7 @@ def begin(rank, size):
     Cluster.join = later
     dist.init_process_group("wancoll", timeout=timedelta(seconds=100))
     Cluster.join = join
-    assert not dist.group.WORLD._seat.straight
+    assert not dist.group.WORLD._places.straight
     gloo = dist.new_group(backend="gloo")
 
     def compare(call, *tensors):

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from wancoll import errors
 from wancoll.client.awaiting import awaited, begin
 from wancoll.client.checks import check_seconds
-from wancoll.client.cuda.held import Holding
 from wancoll.client.cuda.staging import HostToDevice, Staging
+from wancoll.client.cuda.stream_wait import StreamWaits
 from wancoll.client.memory.placement import Placement
 from wancoll.client.memory.tensors import Region, leading
 from wancoll.collective import Descriptor, Kind, Receipt
@@ -164,16 +164,16 @@ class Work:
             for to_device in self._to_devices:
                 self._connection.staging.follow(to_device, stream)
             return
-        holding = placement.hold(stream)
-        if holding is None:
+        stream_waits = placement.hold(stream)
+        if stream_waits is None:
             return
         try:
-            begin(partial(self._attend, holding, time.monotonic() + timeout), "wancoll-stream")
+            begin(partial(self._attend, stream_waits, time.monotonic() + timeout), "wancoll-stream")
         except BaseException:
-            self._connection.staging.let_go(holding)
+            self._connection.staging.let_go(stream_waits)
             raise
 
-    def _attend(self, holding: Holding, deadline: float) -> None:
+    def _attend(self, stream_waits: StreamWaits, deadline: float) -> None:
         """Let the streams go on when the result is where it belongs, or will not come."""
         staging, regret = self._connection.staging, None
         try:
@@ -185,7 +185,7 @@ class Work:
         except errors.WancollError as bad:
             regret = bad
         finally:
-            staging.let_go(holding)
+            staging.let_go(stream_waits)
         if regret is not None:
             regret.hint = "; ".join(filter(None, (_WENT_ON, regret.hint)))
             self._connection.regrets[self.id] = regret

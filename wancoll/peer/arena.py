@@ -72,7 +72,7 @@ def _map(fd: int, nbytes: int) -> int:
     return int(address[0])
 
 
-class Cover:
+class ZeroContribution:
     """Memory in which a daemon takes part in an operation for its client: zeros, and the result.
 
     Zeros that nobody has written take no memory but for page tables. It lives as long as somebody refers to it: the

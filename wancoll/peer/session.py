@@ -25,7 +25,7 @@ from wancoll.native.engine import Done, Engine, Hearers, Prepared, hash_at
 from wancoll.net.contain import contained, met_a_bug
 from wancoll.net.hot import Hot, glance
 from wancoll.net.stream import Stream
-from wancoll.peer.arena import Arena, Cover
+from wancoll.peer.arena import Arena, ZeroContribution
 from wancoll.peer.config import PeerConfig
 from wancoll.peer.control import Control
 from wancoll.peer.core import commands as cmd
@@ -361,7 +361,7 @@ class Session:
                 while self._behind:
                     first = self._behind[0]
                     if isinstance(first, Op):
-                        assert isinstance(first.memory, Cover)
+                        assert isinstance(first.memory, ZeroContribution)
                         for copy in first.memory.pieces(self.arena.address + first.result_buffer):
                             await trio.to_thread.run_sync(copy)
                     else:
@@ -457,16 +457,16 @@ class Session:
             noise(resolved.descriptor, op.seq, view.mid),
         )
         try:
-            if op.covers:
+            if op.zeros:
                 if op.memory is None:
-                    op.memory = Cover(resolved.input_bytes, resolved.result_bytes)
-                assert isinstance(op.memory, Cover)
+                    op.memory = ZeroContribution(resolved.input_bytes, resolved.result_bytes)
+                assert isinstance(op.memory, ZeroContribution)
                 input_buffer, result_buffer = op.memory.input_buffer, op.memory.result_buffer
             if beside:
-                op.beside = op.beside or Cover(0, resolved.result_bytes)
-                assert isinstance(op.beside, Cover)
+                op.beside = op.beside or ZeroContribution(0, resolved.result_bytes)
+                assert isinstance(op.beside, ZeroContribution)
                 result_buffer = op.beside.result_buffer
-            if op.attempts > 1 and not op.covers and resolved.input_bytes and not self._may_write(op):
+            if op.attempts > 1 and not op.zeros and resolved.input_bytes and not self._may_write(op):
                 self._look(op, input_buffer, op.call.input_bytes)  # what any epoch reads: this one may read less
             prepared = self._prepared.get(resolved) or self._prepare(resolved, view, channel)
             filled = base + op.filled if op.filled >= 0 and op.call.input_bytes else 0
@@ -541,8 +541,8 @@ class Session:
     def record_open(self, tell: Callable[[Op, str, str, int, float], None]) -> None:
         """For a trace that begins, or is over: what is under way."""
         own = self.member.group, self.member.name, self.member.epoch_number, trio.current_time()
-        for book in (self.member.collectives, self.member.p2p):
-            for op in book.open.values():
+        for table in (self.member.collectives, self.member.p2p):
+            for op in table.open.values():
                 tell(op, *own)
 
     def _count(self, operations: Operations, message: m.FromDaemon, op: Op | None) -> None:
@@ -586,8 +586,8 @@ class Session:
 
     def waits_since(self, now: float) -> float:
         """For how many seconds the oldest call has been open; 0: none is."""
-        books = self.member.collectives, self.member.p2p
-        return max((now - op.posted_at for book in books for op in book.open.values()), default=0.0)
+        tables = self.member.collectives, self.member.p2p
+        return max((now - op.posted_at for table in tables for op in table.open.values()), default=0.0)
 
     @property
     def queued(self) -> int:
@@ -625,9 +625,9 @@ class Session:
     @property
     def called(self) -> int:
         """The highest seq that the client has called; a call counts when its input is there, and so do those after."""
-        book = self.member.collectives
-        lacking = (seq for seq, op in book.open.items() if self.lacks_input(op))
-        return min(lacking, default=book.called + 1) - 1
+        table = self.member.collectives
+        lacking = (seq for seq, op in table.open.items() if self.lacks_input(op))
+        return min(lacking, default=table.called + 1) - 1
 
     def _prepare(self, resolved: ResolvedCall, view: EpochView, channel: int) -> Prepared:
         """The op's schedule in the engine's terms; kept, since training repeats its shapes."""

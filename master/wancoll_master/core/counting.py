@@ -88,12 +88,12 @@ def learn(step: Step, member: Member, upto: int) -> None:
     known = min(tally.claims.values())
     if known > group.committed:
         set_committed(step, group, known)
-    if group.current.graces:
+    if group.current.straggler_deadlines:
         stragglers.forget(group, group.heard)
         stragglers.look(step, group)
 
 
-def grace(step: Step, member: Member, message: m.Grace) -> None:
+def called_with_grace(step: Step, member: Member, message: m.CalledWithGrace) -> None:
     """A member has called an op that does not wait for ever for the others (R20)."""
     learn(step, member, message.committed)
     if message.seq > member.group.committed:
@@ -121,7 +121,7 @@ def commit(step: Step, group: Group, upto: int) -> None:
     """All up to *upto* is committed: tell the members."""
     set_committed(step, group, upto)
     step.broadcast(group, m.Commit(group.name, group.epoch, upto, step.state.term))
-    if group.current.graces:
+    if group.current.straggler_deadlines:
         stragglers.forget(group, upto)
         stragglers.look(step, group)
 

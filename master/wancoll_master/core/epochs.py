@@ -148,7 +148,7 @@ def unknown(seqs: Iterable[int], why: str = DOUBTED) -> dict[int, m.Void]:
 
 def tied(step: Step, seqs: range, voids: Collection[int]) -> dict[int, m.Void]:
     """Void, since as many say that they are committed as say the contrary. Nobody honest lacks more."""
-    most = step.limits.ops_in_flight + step.limits.covers
+    most = step.limits.ops_in_flight + step.limits.zero_contributions
     return unknown(islice((seq for seq in seqs if seq not in voids), most), TIED)
 
 

@@ -40,7 +40,7 @@ TABLE: dict[type, Rule] = {
     m.Stopping: _OF_A_DAEMON,
     m.LinkReport: _OF_A_DAEMON,
     **dict.fromkeys((m.Join, m.AskPlace, m.Leave, m.Report, m.Vote, m.Mismatch), _OF_A_GROUP),
-    **dict.fromkeys((m.GiveUp, m.Grace, m.Frozen, m.Differs, m.Written, m.LinkDown, m.Waits), _OF_A_GROUP),
+    **dict.fromkeys((m.GiveUp, m.CalledWithGrace, m.Frozen, m.Differs, m.Written, m.LinkDown, m.Waits), _OF_A_GROUP),
     **dict.fromkeys((m.P2PCall, m.P2PDone, m.ProbeResult), _OF_A_GROUP),
     m.Ended: Rule(("peer",), lambda ended: {group for group, _ in ended.members}),
     m.StatusRequest: Rule(("peer", "observer", "chaos")),  # the answer tells of its groups alone

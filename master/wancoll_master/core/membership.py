@@ -360,7 +360,7 @@ _OF_MEMBER: dict[type, Callable[[Step, Member, Any], None]] = {
     m.Vote: counting.vote,
     m.Mismatch: counting.mismatch,
     m.GiveUp: counting.give_up,
-    m.Grace: counting.grace,
+    m.CalledWithGrace: counting.called_with_grace,
     m.Frozen: epochs.frozen,
     m.Differs: counting.differs,
     m.Written: counting.written,

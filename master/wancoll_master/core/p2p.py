@@ -23,7 +23,7 @@ CALLS_PER_MEMBER = 4096  # that wait for their other half or run
 
 def call(step: Step, member: Member, message: m.P2PCall) -> None:
     """A member called send or recv."""
-    group, book = member.group, member.group.current.p2p
+    group, calls = member.group, member.group.current.p2p
     if group.stopped:
         return  # it is called again in the next epoch, and whom it names may be out already
     other = step.state.members.get(message.other)
@@ -31,30 +31,30 @@ def call(step: Step, member: Member, message: m.P2PCall) -> None:
         raise ProtocolError("calls a stranger", expected="another member of its epoch", got=str(message.other))
     if message.ahead and message.sends:
         raise ProtocolError("sends ahead", expected="a recv", got=f"number {message.number}")
-    if message.number <= book.newest.get(member.mid, 0):
+    if message.number <= calls.newest.get(member.mid, 0):
         raise ProtocolError("tells its sends and recvs out of order", got=f"number {message.number}")
-    if book.open.get(member.mid, 0) >= CALLS_PER_MEMBER:
+    if calls.open.get(member.mid, 0) >= CALLS_PER_MEMBER:
         raise ProtocolError("has too many sends and recvs at once", expected=f"at most {CALLS_PER_MEMBER}")
-    book.newest[member.mid] = message.number
-    book.open[member.mid] = book.open.get(member.mid, 0) + 1
+    calls.newest[member.mid] = message.number
+    calls.open[member.mid] = calls.open.get(member.mid, 0) + 1
     mine = Half(member, message)
     sender, receiver = (member, other) if message.sends else (other, member)
     key = (sender.mid, receiver.mid, message.tag)
-    there = book.waiting.get((*key, not message.sends), deque())
+    there = calls.waiting.get((*key, not message.sends), deque())
     at = next((i for i, half in enumerate(there) if _meets(half.call, message)), -1)
     if at < 0:
-        book.waiting.setdefault((*key, message.sends), deque()).append(mine)
-        alone = book.alone.setdefault(member.mid, {})
+        calls.waiting.setdefault((*key, message.sends), deque()).append(mine)
+        alone = calls.alone.setdefault(member.mid, {})
         alone[other.mid] = alone.get(other.mid, 0) + 1
         return
     theirs = there[at]
     del there[at]
-    alone = book.alone[other.mid]
+    alone = calls.alone[other.mid]
     alone[member.mid] -= 1
     if not alone[member.mid]:
         del alone[member.mid]
     if not there:
-        del book.waiting[*key, not message.sends]
+        del calls.waiting[*key, not message.sends]
     send, recv = (mine, theirs) if message.sends else (theirs, mine)
     _meet(step, group, Match(send, recv))
 

@@ -149,7 +149,7 @@ class Member:
 
 
 @dataclass(slots=True)
-class Grace:
+class StragglerDeadline:
     """An operation that does not wait for ever for who has not called it (R20)."""
 
     since: float
@@ -208,7 +208,7 @@ class Match:
 
 
 @dataclass(slots=True)
-class P2PBook:
+class P2PCalls:
     """Sends and recvs of the current epoch."""
 
     # (sender, receiver, tag, sends) -> calls in order; of sends and recvs both only where they do not fit (ahead)
@@ -287,7 +287,7 @@ class Current:
     conns: tuple[int, ...] = ()  # of the members' daemons, each once
     claim: tuple[int, float] = (0, inf)  # said at a restart to be committed; until when all are to say so
     tally: Tally = field(default_factory=lambda: Tally((), 0, (), 0))  # of the votes that the master was told
-    p2p: P2PBook = field(default_factory=P2PBook)
+    p2p: P2PCalls = field(default_factory=P2PCalls)
     asking: Asking | None = None
     complaints: dict[tuple[int, int, bool], Complaint] = field(default_factory=dict)  # who, whom, of which link
     complained_at: float = inf  # since when there are any
@@ -295,7 +295,7 @@ class Current:
     hold_until: float = inf  # an update_membership waits for probes until then
     waited: bool = False  # it has waited long enough
     called: int = 0  # highest seq that any member's client has called
-    graces: dict[int, Grace] = field(default_factory=dict)  # by seq
+    straggler_deadlines: dict[int, StragglerDeadline] = field(default_factory=dict)  # by seq
     grace_until: float = inf  # of the first that is open
     waits: tuple[float, list[m.WaitStatus]] | None = None  # when found, what
     parks: dict[int, dict[int, Member]] = field(default_factory=dict)  # by mid: who holds its bytes back, by mid

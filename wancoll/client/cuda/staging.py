@@ -3,7 +3,7 @@
     before reading     our stream waits for the tensor's stream, or the tensor's owner orders it (DLPack)
     reading            device -> input, in pieces, first those that the schedule needs first; the call is posted at once
     a piece is there   the driver calls wc_fill_told (native/fill.h) in a thread of its own: the engine may use it
-    before the commit  what is final goes to memory of ours on the device (early.py)
+    before the commit  what is final goes to memory of ours on the device (eager_copy.py)
     after the commit   our other stream waits for the tensor's stream; back -> device; the tensor's stream waits for it
     wait()             so does the stream that is the caller's then; where no stream is known the host waits
 
@@ -29,10 +29,10 @@ from math import prod
 from typing import Any, NamedTuple
 
 from wancoll.client.cuda.driver import TO_DEVICE, TO_HOST, Copy, Device, Driver, Mark, Memory, driver, until
-from wancoll.client.cuda.early import LEAST, Early, Numbers
-from wancoll.client.cuda.held import Holding, Words, check_holdable, hold, stream_of
+from wancoll.client.cuda.eager_copy import LEAST, EagerCopy, Numbers
 from wancoll.client.cuda.origin import Origin
 from wancoll.client.cuda.pinned import Pinned, Pool
+from wancoll.client.cuda.stream_wait import StreamWaits, Words, check_may_wait, hold, stream_of
 from wancoll.client.memory.arena import Arena, Lease
 from wancoll.client.memory.tensors import DeviceView, Region
 from wancoll.errors import ConfigError, DeviceError, TimeoutError
@@ -398,17 +398,17 @@ class Staging:
             with self._lock, device.current():
                 self._after_its_users(device, device.outward, target.device)
 
-    def early(self, targets: Iterable[Region]) -> list[Early | None]:
+    def early(self, targets: Iterable[Region]) -> list[EagerCopy | None]:
         """For each target what may go to its device before the commit."""
-        found: list[Early | None] = []
+        found: list[EagerCopy | None] = []
         start = 0
         for each in targets:
             worth = each.device is not None and each.nbytes >= LEAST
-            found.append(Early(self._devices[each.on], start, each.nbytes) if worth else None)
+            found.append(EagerCopy(self._devices[each.on], start, each.nbytes) if worth else None)
             start += each.nbytes
         return found
 
-    def begin(self, early: Early, words: Numbers, held: Pinned) -> bool:
+    def begin(self, early: EagerCopy, words: Numbers, held: Pinned) -> bool:
         """Queue the copies of what is final by now, from the block that is *held*; whether there was anything."""
         device = early.device
         with self._lock:
@@ -425,7 +425,7 @@ class Staging:
                 if not began and early.stream is not None:
                     held.entry.unmarked += 1  # until the last copy has a mark
 
-    def end(self, early: Early, held: Pinned) -> None:
+    def end(self, early: EagerCopy, held: Pinned) -> None:
         """Nothing more is copied early; what was, and is not committed, is void. Safe to call again."""
         device = early.device
         with self._lock:
@@ -438,13 +438,13 @@ class Staging:
 
     def write(
         self, target: Region, source: int, nbytes: int, held: Lease | Pinned,
-        holding: Callable[[], Holding | None] = lambda: None,
-        early: Early | None = None, attempt: int = 0,
+        stream_waits: Callable[[], StreamWaits | None] = lambda: None,
+        early: EagerCopy | None = None, attempt: int = 0,
     ) -> HostToDevice | None:  # fmt: skip
         """Queue the copy of a result from *source*, in the block that is *held*; None: it is done. In any thread.
 
-        Streams of *holding* wait for it already; it is asked for late, since another thread may have just made it. What
-        *attempt* has made may have gone to the device *early*.
+        Streams of *stream_waits* wait for it already; it is asked for late, since another thread may have just made it.
+        What *attempt* has made may have gone to the device *early*.
 
         Raises:
             DeviceError: the device fails.
@@ -457,7 +457,7 @@ class Staging:
         lasting = origin.lasting
         with self._lock, device.current():
             if isinstance(held, Pinned):
-                now = holding()
+                now = stream_waits()
                 waiting = now.before[device.ordinal] if now is not None and not now.released else None
                 ahead = early.stop() if early is not None else None
                 ours = ahead if ahead is not None else device.lend() if waiting is not None else device.outward
@@ -518,8 +518,8 @@ class Staging:
 
     def hold(
         self, targets: Iterable[Region], stream: int | None, held: Lease | Pinned | None,
-        attach: Callable[[Holding], None],
-    ) -> Holding | None:  # fmt: skip
+        attach: Callable[[StreamWaits], None],
+    ) -> StreamWaits | None:  # fmt: skip
         """Let the caller's streams wait for a result for *targets*, which is built in the block that is *held*.
 
         *attach* is told before a result can be written, so that write() gets it. None: there is nothing to wait for.
@@ -529,7 +529,7 @@ class Staging:
             DeviceError: the driver fails.
         """
         found = [target for target in targets if target.nbytes]
-        check_holdable(found, isinstance(held, Pinned))
+        check_may_wait(found, isinstance(held, Pinned))
         if not found:
             return None
         with self._lock:
@@ -538,15 +538,15 @@ class Staging:
             if self._words is None:
                 with devices[0][0].current():
                     self._words = Words(self._driver)
-            holding = hold(self._words, devices, stream)
-            attach(holding)
-            return holding
+            stream_waits = hold(self._words, devices, stream)
+            attach(stream_waits)
+            return stream_waits
 
-    def let_go(self, holding: Holding) -> None:
+    def let_go(self, stream_waits: StreamWaits) -> None:
         """The streams go on. Safe to call again."""
         with self._lock:
-            holding.release()
-            for ordinal, marks in holding.before.items():
+            stream_waits.release()
+            for ordinal, marks in stream_waits.before.items():
                 while marks and ordinal in self._devices:
                     self._devices[ordinal].forget(marks.pop())
 
@@ -562,7 +562,7 @@ class Staging:
     # ---- what both directions need -------------------------------------------------------------------
 
     def _reached(self, mark: Mark, deadline: float | None) -> bool:
-        """Wait for a mark, holding the lock for each look only."""
+        """Wait for a mark, stream_waits the lock for each look only."""
 
         def ready() -> bool:
             with self._lock:
@@ -577,7 +577,7 @@ class Staging:
             device.follow(stream, origin.stream)
 
     def _queue(
-        self, held: Pinned, device: Device, stream: Any, copies: Iterable[Copy], early: Early | None = None
+        self, held: Pinned, device: Device, stream: Any, copies: Iterable[Copy], early: EagerCopy | None = None
     ) -> Mark:  # fmt: skip
         """Queue copies, with *early* the last of these; the mark behind them."""
         held.entry.unmarked += 1  # and stays so if an error leaves copies without a mark

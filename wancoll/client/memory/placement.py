@@ -7,10 +7,10 @@ import math
 import numpy as np
 
 from wancoll.client.codecs import Feed
-from wancoll.client.cuda.early import Early, Numbers
-from wancoll.client.cuda.held import Holding, check_holdable
+from wancoll.client.cuda.eager_copy import EagerCopy, Numbers
 from wancoll.client.cuda.pinned import Pinned
 from wancoll.client.cuda.staging import DeviceToHost, HostToDevice, Staging
+from wancoll.client.cuda.stream_wait import StreamWaits, check_may_wait
 from wancoll.client.memory.arena import Arena, Block, Lease
 from wancoll.client.memory.tensors import Region
 from wancoll.errors import ArenaFull, ProtocolError
@@ -55,7 +55,7 @@ class Placement:
         if self._staging is not None:
             self._staging.check((*sources, *targets))
         self.to_devices: list[HostToDevice] = []  # copies of results that a commit has sent on their way
-        self._holding: Holding | None = None  # the caller's streams that wait for the result
+        self._stream_waits: StreamWaits | None = None  # the caller's streams that wait for the result
         self._input_buffer: Lease | Pinned | None = None
         self._result_buffer: Lease | Pinned | None = None
         self._share = share
@@ -65,7 +65,7 @@ class Placement:
         self.input_buffer = self.result_buffer = 0
         self.filled = -1  # as in Post: what is not there yet, the daemon waits for
         self.shown = -1  # as in Post
-        self._early: list[Early | None] = []  # of each target, where results go to devices before the commit
+        self._early: list[EagerCopy | None] = []  # of each target, where results go to devices before the commit
         self._words: Numbers | None = None  # shown lies there
         self._words_held: Lease | None = None
         self.pause = math.inf  # seconds after which it pays to look again, for somebody who waits
@@ -216,7 +216,7 @@ class Placement:
                 if early is not None:
                     self._staging.end(early, self._result_buffer)
 
-    def hold(self, stream: int | None) -> Holding | None:
+    def hold(self, stream: int | None) -> StreamWaits | None:
         """Let the caller's streams wait for the result; None: there is none here.
 
         Raises:
@@ -224,19 +224,21 @@ class Placement:
             DeviceError: the driver fails.
         """
         if self._staging is None:
-            check_holdable([target for target in self.targets if target.nbytes], pinned=False)
+            check_may_wait([target for target in self.targets if target.nbytes], pinned=False)
             return None
         return self._staging.hold(self.targets, stream, self._result_buffer, self._attach)
 
-    def _attach(self, holding: Holding) -> None:
-        self._holding = holding
+    def _attach(self, stream_waits: StreamWaits) -> None:
+        self._stream_waits = stream_waits
 
     def _copy_out(
-        self, target: Region, at: int, nbytes: int, result_buffer: Lease | Pinned, early: Early | None, attempt: int
+        self, target: Region, at: int, nbytes: int, result_buffer: Lease | Pinned, early: EagerCopy | None, attempt: int
     ) -> None:  # fmt: skip
         if target.device is None or self._staging is None:
             lib.wc_pages_copy(target.address, at, nbytes)
-        elif to_device := self._staging.write(target, at, nbytes, result_buffer, lambda: self._holding, early, attempt):
+        elif to_device := self._staging.write(
+            target, at, nbytes, result_buffer, lambda: self._stream_waits, early, attempt
+        ):
             self.to_devices.append(to_device)
 
 

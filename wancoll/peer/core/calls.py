@@ -156,12 +156,12 @@ def posted(post: m.Post, knew: World | None, mid: int, who: str) -> Call:
     return Call(call, knew, post.peer, *nbytes, p2p)
 
 
-def covering(cover: m.Cover, view: EpochView) -> Call | None:
+def call_of_zeros(asked: m.ContributeZeros, view: EpochView) -> Call | None:
     """The call that a daemon shall take part in for its client.
 
     None: it is none, or one that needs the client's own tensor. Another member's daemon has made it up, or can do more.
     """
-    call = cover.call
+    call = asked.call
     if _misfit(call, -1, view.world, view.mid)[0] or not call.grace:
         return None
     return Call(call, view.world, -1, *choose.sizes(call, view.rank, len(view.world.mids)), False)
@@ -307,7 +307,7 @@ def _key(*numbers: int) -> int:
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
 
 
-class CallBook:
+class RepeatedCalls:
     """The calls that a client repeats, and the epochs that it may speak of; *who* names the member in errors."""
 
     def __init__(self, who: str) -> None:

@@ -19,7 +19,7 @@ once all below them is committed here, and their Done says so. An Abort then fre
 done, is reported, and nothing else is finished in this epoch.
 
 A call with a grace time is told to the master when the client has made it and its input is there, in each epoch again
-(R20). If the master says that the client is late, the daemon takes part for it (Op.covers): the op stands in the book
+(R20). If the master says that the client is late, the daemon takes part for it (Op.zeros): the op stands in the table
 like any other, its seq is above those that the client has called, and nobody is told its outcome before the client
 makes the call. Then it gets that outcome, whatever its own tensor was.
 """
@@ -37,17 +37,17 @@ from wancoll.commit.own_tally import OwnTally
 from wancoll.limits import Limits
 from wancoll.peer.core import commands as cmd
 from wancoll.peer.core import links, outcomes
-from wancoll.peer.core.book import Attempts, Book
-from wancoll.peer.core.calls import Call, EpochView, ResolvedCall, covering
+from wancoll.peer.core.calls import Call, EpochView, ResolvedCall, call_of_zeros
 from wancoll.peer.core.liveness.master_session import MasterSession
 from wancoll.peer.core.op import Op, OpState
+from wancoll.peer.core.op_table import Attempts, OpTable
 from wancoll.wire import messages as m
 from wancoll.wire.note import ROUNDS, Ask, NewRound, pack
 
-_WINDOW_FACTOR = 4  # times ops_in_flight, and covers: how far above the last commit a member may be
+_WINDOW_FACTOR = 4  # times ops_in_flight, and zero_contributions: how far above the last commit a member may be
 
 
-class Collectives(Book):
+class Collectives(OpTable):
     """A member's collectives."""
 
     def __init__(self, attempts: Attempts, master_session: MasterSession, limits: Limits) -> None:
@@ -60,10 +60,10 @@ class Collectives(Book):
         self._ready = False  # the neighbours' links are up and nothing stops ops from starting
         self._up: set[int] = set()  # members whose links are up, once ready
         self._held = False  # the oldest op that waits does so for a link, or for a larger world
-        self._late: dict[int, Op] = {}  # that cover: ended or not, which the client has not called; open, which differ
+        self._late: dict[int, Op] = {}  # of zeros: ended or not, which the client has not called; open, which differ
         self._asked = 0  # the master wants to know what this member calls at this seq
         # Of what was committed: seq, digest, fingerprint. No other member can lack more of it.
-        self._kept: deque[tuple[int, int, int]] = deque(maxlen=limits.ops_in_flight + limits.covers)
+        self._kept: deque[tuple[int, int, int]] = deque(maxlen=limits.ops_in_flight + limits.zero_contributions)
         self.tally: OwnTally | None = None  # where members commit
         self._behind = -1  # up to where it had committed when it was found at last that another says more
         self._answered: dict[int, float] = {}  # when another member that asked for votes was told them at last
@@ -131,7 +131,7 @@ class Collectives(Book):
             return commands + self.end(op, self._small(op))
         if self._ready and not self._held:
             commands += self._start(op)
-        return [*commands, *map(cmd.ToMaster, self._grace(op))]
+        return [*commands, *map(cmd.ToMaster, self._call_with_grace(op))]
 
     def _undecided(self) -> bool:
         """Whether in this small world calls wait for the next one: an update_membership is open, or all has stopped.
@@ -191,7 +191,10 @@ class Collectives(Book):
         first = self._first_open(self.tally)
         if first is None or first.state is OpState.done or self.tally.frozen:
             return commands
-        return [*commands, *map(cmd.ToMaster, self._grace(first))]  # they say how far this one has committed (R20)
+        return [
+            *commands,
+            *map(cmd.ToMaster, self._call_with_grace(first)),
+        ]  # they say how far this one has committed (R20)
 
     def commit_equal(self, digests: Collection[tuple[int, int, int]], now: float) -> list[cmd.Command]:
         """Ops of the epoch that others have committed: those that are done here with the same digest."""
@@ -305,7 +308,7 @@ class Collectives(Book):
             if seq > self.called:
                 self._voids.setdefault(seq, void)  # the first telling says most
         commands += [self._give_up(reason, ops) for reason, ops in refused.items()]
-        commands += [cmd.ToMaster(message) for message in self.graces()]
+        commands += [cmd.ToMaster(message) for message in self.calls_with_grace()]
         return commands
 
     def _open_tally(self, view: EpochView, voids: Collection[int]) -> None:
@@ -317,49 +320,49 @@ class Collectives(Book):
         self._complained.clear()
         self.tally, self.master_away = None, False
         if view.votes:
-            window = _WINDOW_FACTOR * self._limits.ops_in_flight + self._limits.covers
+            window = _WINDOW_FACTOR * self._limits.ops_in_flight + self._limits.zero_contributions
             others = frozenset(view.world.mids) - {view.mid}
             self.tally = OwnTally(view.head, others, view.epoch.committed_upto, voids, window)
 
-    def cover(self, cover: m.Cover, now: float) -> list[cmd.Command]:
+    def contribute_zeros(self, asked: m.ContributeZeros, now: float) -> list[cmd.Command]:
         """The client is late with a call: take part in it with zeros, unless it has called it (R20).
 
         What lies below has been called, is void, or is taken part in, too.
         """
-        seq, known = cover.seq, self._late.keys() | self._voids.keys()
+        seq, known = asked.seq, self._late.keys() | self._voids.keys()
         between = range(self.called + 1, seq)
         if self.aborted or self.view.too_small or seq <= max(self.called, self.committed) or seq in known:
             return []
         if len(between) > len(known) or not all(each in known for each in between):
             return []
-        call = covering(cover, self.view)
+        call = call_of_zeros(asked, self.view)
         if call is None:
             return []  # no client can call this: now the others wait for this one, as without a grace time
         held = [op.call for op in self._late.values() if not isinstance(op.outcome, m.Failure) or op.live]
         nbytes = sum(each.input_bytes + each.result_bytes for each in (*held, call))
-        if len(self._late) >= self._limits.covers or nbytes > self._limits.cover_bytes:
+        if len(self._late) >= self._limits.zero_contributions or nbytes > self._limits.zero_contribution_bytes:
             return []  # its results have to be kept: now the others wait for the client
-        op = self.open[seq] = self._late[seq] = Op(seq, 0, call, 0, 0, 0, now, seq, covers=True)
+        op = self.open[seq] = self._late[seq] = Op(seq, 0, call, 0, 0, 0, now, seq, zeros=True)
         return self._start(op) if self._ready and not self._held else []
 
     def input_there(self, op: Op) -> list[cmd.Command]:
         """The client has filled the input of *op*, for which it was not waited before."""
         op.there = True
-        return [cmd.ToMaster(message) for message in self._grace(op)]
+        return [cmd.ToMaster(message) for message in self._call_with_grace(op)]
 
-    def graces(self) -> list[m.Grace]:
+    def calls_with_grace(self) -> list[m.CalledWithGrace]:
         """What the client has called and is not to wait for ever for the others."""
-        return [said for op in self.open.values() for said in self._grace(op)]
+        return [said for op in self.open.values() for said in self._call_with_grace(op)]
 
-    def _grace(self, op: Op) -> list[m.Grace]:
+    def _call_with_grace(self, op: Op) -> list[m.CalledWithGrace]:
         called = op.client_id and op.there and op.state is not OpState.ended and len(self.view.world.mids) > 1
         call = op.call.posted
-        return [m.Grace(*self.view.head, op.seq, call, self.settled)] if called and call.grace else []
+        return [m.CalledWithGrace(*self.view.head, op.seq, call, self.settled)] if called and call.grace else []
 
     # ---- where members commit ------------------------------------------------------------------------
 
     def say_done(self, op: Op) -> list[cmd.Command]:
-        """See Book. Where members commit the others are told, or the master once all below is committed."""
+        """See OpTable. Where members commit the others are told, or the master once all below is committed."""
         if self.tally is None:
             return super().say_done(op)
         said = self._vote(self.tally, op, told=op.voted_to) if self._votes(op) else []
@@ -381,7 +384,7 @@ class Collectives(Book):
         return self._differ(note.seq) + self._decide_all()
 
     def start(self, op: Op, resolved: ResolvedCall) -> cmd.Command:
-        """See Book. What members commit the engine may say to those who can be told now."""
+        """See OpTable. What members commit the engine may say to those who can be told now."""
         command, tally = super().start(op, resolved), self.tally
         op.hearers = op.voted_to = ()
         if tally is not None and not tally.frozen and self._votes(op):
@@ -569,7 +572,7 @@ class Collectives(Book):
         return commands + (self._start_waiting() if ready else [])
 
     def settle(self, op: Op) -> list[cmd.Command]:
-        """See Book. Nothing begins in a new round before the engine has let go of all that ran in older ones."""
+        """See OpTable. Nothing begins in a new round before the engine has let go of all that ran in older ones."""
         commands = super().settle(op)
         if op.seq in self._leaving and not op.live:
             self._leaving.discard(op.seq)
@@ -645,8 +648,8 @@ class Collectives(Book):
         return super().cancel()
 
     def tell(self, op: Op, outcome: m.Result | m.Failure) -> list[cmd.Command]:
-        """See Book. A client that is late hears it when it makes the call, and one that calls another thing never."""
-        if not op.covers:
+        """See OpTable. A client that is late hears it when it makes the call; one that calls another thing, never."""
+        if not op.zeros:
             return super().tell(op, outcome)
         if not op.client_id:
             if op.number <= self.called:
@@ -658,7 +661,7 @@ class Collectives(Book):
         return [*handed, cmd.ToClient(replace(outcome, id=op.client_id), op)]
 
     def end(self, op: Op, outcome: m.Result | m.Failure) -> list[cmd.Command]:
-        """See Book. An update_membership's token has no memory: nothing to wait for. Nobody needs it any more."""
+        """See OpTable. An update_membership's token has no memory: nothing to wait for. Nobody needs it any more."""
         tokens: list[cmd.Command] = []
         if op.kind is Kind.update_membership:
             if isinstance(outcome, m.Result):
@@ -670,7 +673,7 @@ class Collectives(Book):
         return tokens + super().end(op, outcome)
 
     def end_all(self, outcome: Callable[[Op], m.Failure]) -> list[cmd.Command]:
-        """See Book. What was taken part in will not be handed over any more."""
+        """See OpTable. What was taken part in will not be handed over any more."""
         commands = super().end_all(outcome)
         for op in self._late.values():
             if not op.live:

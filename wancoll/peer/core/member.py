@@ -36,11 +36,11 @@ from wancoll.errors import ProtocolError
 from wancoll.limits import DEFAULT, Limits
 from wancoll.peer.core import commands as cmd
 from wancoll.peer.core import links, outcomes
-from wancoll.peer.core.book import Attempts
-from wancoll.peer.core.calls import Call, CallBook, EpochView, ResolvedCall, check_epoch
+from wancoll.peer.core.calls import Call, EpochView, RepeatedCalls, ResolvedCall, check_epoch
 from wancoll.peer.core.collectives import Collectives
 from wancoll.peer.core.liveness.master_session import MasterSession
 from wancoll.peer.core.op import Op, OpState
+from wancoll.peer.core.op_table import Attempts
 from wancoll.peer.core.p2p import P2P
 from wancoll.wire import messages as m
 from wancoll.wire.epochs import applied
@@ -78,7 +78,7 @@ class Member:
         self.attempts = Attempts(first_engine_id)
         self.collectives = Collectives(self.attempts, self.master_session, limits)
         self.p2p = P2P(self.attempts, self.master_session, limits)
-        self._calls = CallBook(name)
+        self._calls = RepeatedCalls(name)
         self._last: m.Failure | None = None  # of the connection as a whole, which waits for the outcomes of calls
 
     # ---- facts ---------------------------------------------------------------------------------------
@@ -111,8 +111,8 @@ class Member:
     @property
     def oldest_call(self) -> int:
         """The client's number of its oldest call that has not ended; 0: none."""
-        books = (self.collectives, self.p2p)
-        return min((op.client_id for book in books for op in book.open.values() if op.client_id), default=0)
+        tables = (self.collectives, self.p2p)
+        return min((op.client_id for table in tables for op in table.open.values() if op.client_id), default=0)
 
     def waiting_for(self) -> str:
         """One phrase for status: what the oldest op waits for."""
@@ -206,8 +206,8 @@ class Member:
                 return self.p2p.settled(message, now)
             case m.Evicted():
                 return self.evicted(message, now)
-            case m.Cover() if self.view is not None and message.epoch == self.epoch_number:
-                return self.collectives.cover(message, now)
+            case m.ContributeZeros() if self.view is not None and message.epoch == self.epoch_number:
+                return self.collectives.contribute_zeros(message, now)
             case m.Updated() if self.view is not None:
                 return self.collectives.update_ended(message.outcome, now)
             case m.Redial() if message.epoch == self.epoch_number:
@@ -260,7 +260,7 @@ class Member:
             return []
         self.master_session.known()
         self.collectives.master_away = False
-        again = [*self.collectives.told(), *self.collectives.graces(), *self.master_session.said.values()]
+        again = [*self.collectives.told(), *self.collectives.calls_with_grace(), *self.master_session.said.values()]
         return [cmd.ToMaster(message) for message in again] + self.p2p.tell_again()
 
     def enter_epoch(self, epoch: m.Epoch, now: float) -> list[cmd.Command]:

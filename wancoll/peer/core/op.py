@@ -21,7 +21,7 @@ touch memory, and nothing is said before it is empty: no vote, since the digest 
 (R13), and no outcome, since the client may then use the memory again (R3). A finish that crosses its cancel is of an
 older attempt and says nothing.
 
-Only the book in which an op stands (book.py) changes its state.
+Only the table in which an op stands (op_table.py) changes its state.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Op:
     bytes_saved: int = 0
     codec_error: float = 0.0
     outcome: m.Result | m.Failure | None = None
-    covers: bool = False  # the daemon takes part for a client that is late (R20), in memory of its own
+    zeros: bool = False  # the daemon takes part for a client that is late (R20), in memory of its own
     memory: object = None  # then: that memory, which the shell holds
     vote: bytes = b""  # which the engine may send to `hearers` (mids) when it has finished the current attempt
     hearers: tuple[int, ...] = ()

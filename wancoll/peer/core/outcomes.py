@@ -29,7 +29,7 @@ def result(op: Op, epoch: int, contributors: list[str], digest: int, now: float)
         seconds=now - op.posted_at,
         bytes_saved=op.bytes_saved,
         codec_error=op.codec_error,
-        counted=not op.covers,
+        counted=not op.zeros,
     )
 
 

@@ -20,10 +20,10 @@ from wancoll.collective import Kind
 from wancoll.limits import Limits, keep_newest
 from wancoll.peer.core import commands as cmd
 from wancoll.peer.core import links, outcomes
-from wancoll.peer.core.book import Attempts, Book
 from wancoll.peer.core.calls import Call, EpochView
 from wancoll.peer.core.liveness.master_session import MasterSession
 from wancoll.peer.core.op import Op, OpState
+from wancoll.peer.core.op_table import Attempts, OpTable
 from wancoll.wire import messages as m
 
 _KEPT = 1024
@@ -34,7 +34,7 @@ _HINTS = {
 }
 
 
-class P2P(Book):
+class P2P(OpTable):
     """A member's sends and recvs."""
 
     def __init__(self, attempts: Attempts, master_session: MasterSession, limits: Limits) -> None:

@@ -1,6 +1,6 @@
 """The process group: torch's calls, in torch's ranks, as calls of a communicator.
 
-A rank of torch is fixed; the ring order of wancoll is the master's. A member is named by its rank, and a Seat says
+A rank of torch is fixed; the ring order of wancoll is the master's. A member is named by its rank, and RingPlaces says
 which place in the ring each rank has in one epoch: roots and sources are translated by it, and blocks where order
 matters.
 
@@ -80,7 +80,7 @@ def _refuse_a_mix() -> None:
         )  # fmt: skip
 
 
-class Seat:
+class RingPlaces:
     """Where the ranks are in one epoch: the rank at each place of the ring (*order*), and each rank's place (*at*).
 
     *straight*: they are the same.
@@ -210,7 +210,7 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
         self._connection = self._comm._connection
         self.cluster.connections.append(self._connection)
         self._completer = Completer(self._connection)
-        self._seat = Seat(self._connection, self._connection.place, self._size)
+        self._places = RingPlaces(self._connection, self._connection.place, self._size)
         self._called = 0  # operations of all ranks: the same number on each
         self._mailbox = Mailbox([rank for rank in range(self._size) if rank != self._rank])
 
@@ -311,25 +311,25 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
     def _look(self) -> None:
         """Raise if no group can be made any more. Who left in peace may be no member of the new one."""
         try:
-            self._sit("new_group", None)
+            self._places_now("new_group", None)
         except OperationAborted:
             partings = self._partings()
             if self.cluster is None or not partings or any(parting.lost for parting in partings):
                 raise
 
-    def _sit(self, call: str, other: int | None) -> Seat:
+    def _places_now(self, call: str, other: int | None) -> RingPlaces:
         """The current epoch's, if nobody is lost; where a pair talks, if *other* is not: ranks may end one by one."""
         with self._seating:
             if self._gone is None:
                 self._connection.wait_any([], 0)  # a loss that is known here is seen before the call is made
                 place = self._connection.place
-                if self._seat.place is not place:
-                    self._seat = Seat(self._connection, place, self._size)
-                if self._seat.lost and (other is None or other in self._seat.lost):
+                if self._places.place is not place:
+                    self._places = RingPlaces(self._connection, place, self._size)
+                if self._places.lost and (other is None or other in self._places.lost):
                     self._gone = self._loss(f"group {self._group!r}: {'; '.join(self._reasons())}")
             if self._gone is not None:
                 raise raised(self._gone, call)
-            return self._seat
+            return self._places
 
     def _partings(self) -> list[Parting]:
         """In the order of events: some are lost, others leave when they hear of that."""
@@ -350,7 +350,7 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
 
     def _run(
         self, call: str, given: Sequence[torch.Tensor], result: Sequence[torch.Tensor], timeout: Any,
-        start: Callable[[Seat], list[Work]], finish: Callable[[list[Receipt]], None] | None = None,
+        start: Callable[[RingPlaces], list[Work]], finish: Callable[[list[Receipt]], None] | None = None,
         other: int | None = None, pairs: bool = False,
     ) -> Operation:  # fmt: skip
         """Make an operation: *start* makes its calls, *finish* brings their results to where they belong.
@@ -373,9 +373,9 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
         parts: list[Work] = []
         with _range(call, given):
             try:
-                seat = self._sit(call, other)
-                parts = start(seat)
-                seat.post(parts)
+                places = self._places_now(call, other)
+                parts = start(places)
+                places.post(parts)
             except WancollError as bad:
                 raise self._explain(call, bad) from bad
             finally:
@@ -411,14 +411,14 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
         how = [Reduction(_op(opts), each.dtype, call) for each in tensors]
         given = [each.given(tensor, call) for each, tensor in zip(how, tensors, strict=True)]
 
-        def start(seat: Seat) -> list[Work]:
+        def start(places: RingPlaces) -> list[Work]:
             others = self.cluster.connections if self.cluster is not None else ()
             for x in given if moves else ():
                 move(x, self._connection, others)
             return [
-                seat.comm(each.label).all_reduce(x, op=each.name, async_op=True, on_failure="raise")
+                places.comm(each.label).all_reduce(x, op=each.name, async_op=True, on_failure="raise")
                 if each.bitwise is None
-                else seat.comm(each.label).all_gather(x, async_op=True, on_failure="raise")
+                else places.comm(each.label).all_gather(x, async_op=True, on_failure="raise")
                 for each, x in zip(how, given, strict=True)
             ]
 
@@ -447,9 +447,9 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
         root = _root(opts)
         given = [moved(each, "broadcast") for each in tensors]
 
-        def start(seat: Seat) -> list[Work]:
+        def start(places: RingPlaces) -> list[Work]:
             return [
-                seat.comm(label(each.dtype)).broadcast(x, seat.at[root], async_op=True, on_failure="raise")
+                places.comm(label(each.dtype)).broadcast(x, places.at[root], async_op=True, on_failure="raise")
                 for each, x in zip(tensors, given, strict=True)
             ]
 
@@ -462,7 +462,7 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
 
     def barrier(self, opts: Any = None, timeout: Any = None) -> Operation:
         """Finished when all ranks have called it."""
-        return self._run("barrier", [], [], _timeout(opts, timeout), lambda seat: [seat.barrier()])
+        return self._run("barrier", [], [], _timeout(opts, timeout), lambda places: [places.barrier()])
 
     # ---- blocks --------------------------------------------------------------------------------------
 
@@ -501,10 +501,10 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
             scale = tensor.element_size() // x.element_size()
             counts.append([each.numel() * scale for each in blocks])
 
-        def start(seat: Seat) -> list[Work]:
+        def start(places: RingPlaces) -> list[Work]:
             return [
-                seat.comm(" ".join(filter(None, (of, label(tensor.dtype))))).all_gather(
-                    x, counts=None if len(set(each)) == 1 else [each[rank] for rank in seat.order],
+                places.comm(" ".join(filter(None, (of, label(tensor.dtype))))).all_gather(
+                    x, counts=None if len(set(each)) == 1 else [each[rank] for rank in places.order],
                     async_op=True, on_failure="raise",
                 )
                 for x, tensor, each in zip(given, inputs, counts, strict=True)
@@ -544,10 +544,10 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
             if x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr():
                 given[i] = x.clone()  # FSDP passes the place in the output where it belongs
 
-        def start(seat: Seat) -> list[Work]:
+        def start(places: RingPlaces) -> list[Work]:
             return [
-                seat.comm(label(each.dtype)).all_gather(
-                    x, y if seat.straight else None, async_op=True, on_failure="raise"
+                places.comm(label(each.dtype)).all_gather(
+                    x, y if places.straight else None, async_op=True, on_failure="raise"
                 )
                 for each, x, y in zip(inputs, given, taken, strict=True)
             ]
@@ -604,23 +604,23 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
                 expected = f"{each[self._rank]} elements"
                 raise self._refused(call, "the output does not fit the input", expected, str(target.numel()))
 
-        def start(seat: Seat) -> list[Work]:
+        def start(places: RingPlaces) -> list[Work]:
             works: list[Work] = []
             for number, (each, blocks, sizes) in enumerate(zip(how, inputs, counts, strict=True)):
                 # All blocks of a bitwise op go to all ranks: so in the order of ranks, whatever the epoch.
-                order = seat.order if each.bitwise is None else range(self._size)
-                if whole is not None and (seat.straight or each.bitwise is not None):
+                order = places.order if each.bitwise is None else range(self._size)
+                if whole is not None and (places.straight or each.bitwise is not None):
                     x = each.given(whole[number], call)
                 else:
                     x = torch.cat([each.given(blocks[rank], call) for rank in order])
                 if each.bitwise is not None:
                     cuts = "" if len(set(sizes)) == 1 else f", cut to {sizes}"
-                    comm = seat.comm(shortened(each.label + cuts))
+                    comm = places.comm(shortened(each.label + cuts))
                     works.append(comm.all_gather(x, async_op=True, on_failure="raise"))
                     continue
                 scale = x.numel() // (sum(sizes) or 1)
-                uneven = None if len(set(sizes)) == 1 else [sizes[rank] * scale for rank in seat.order]
-                works.append(seat.comm(each.label).reduce_scatter(
+                uneven = None if len(set(sizes)) == 1 else [sizes[rank] * scale for rank in places.order]
+                works.append(places.comm(each.label).reduce_scatter(
                     x, op=each.name, counts=uneven, async_op=True, on_failure="raise"
                 ))  # fmt: skip
             return works
@@ -682,13 +682,13 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
         others = [rank for rank in range(self._size) if rank != self._rank]
         tag = _OWN_TAGS + self._called
 
-        def start(seat: Seat) -> list[Work]:
+        def start(places: RingPlaces) -> list[Work]:
             return [
-                *(seat.comm(label(outputs[each].dtype)).recv(taken[each], seat.at[each], tag, async_op=True)
+                *(places.comm(label(outputs[each].dtype)).recv(taken[each], places.at[each], tag, async_op=True)
                   for each in others),
-                *(seat.comm(label(inputs[each].dtype)).send(given[each], seat.at[each], tag, async_op=True)
+                *(places.comm(label(inputs[each].dtype)).send(given[each], places.at[each], tag, async_op=True)
                   for each in others),
-                seat.barrier("all_to_all"),
+                places.barrier("all_to_all"),
             ]  # fmt: skip
 
         def finish(_receipts: list[Receipt]) -> None:
@@ -711,13 +711,13 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
         how = [Reduction(_op(opts), each.dtype, call) for each in tensors]
         given = [each.given(tensor, call) for each, tensor in zip(how, tensors, strict=True)]
 
-        def start(seat: Seat) -> list[Work]:
+        def start(places: RingPlaces) -> list[Work]:
             return [
-                seat.comm(each.label).reduce(
-                    x, x if here else None, seat.at[root], op=each.name, async_op=True, on_failure="raise"
+                places.comm(each.label).reduce(
+                    x, x if here else None, places.at[root], op=each.name, async_op=True, on_failure="raise"
                 )
                 if each.bitwise is None
-                else seat.comm(each.label).gather(x, root=seat.at[root], async_op=True, on_failure="raise")
+                else places.comm(each.label).gather(x, root=places.at[root], async_op=True, on_failure="raise")
                 for each, x in zip(how, given, strict=True)
             ]  # fmt: skip
 
@@ -736,9 +736,9 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
             for blocks, x in zip(outputs, inputs, strict=True):
                 self._check_fit("gather", x, *blocks)
 
-        def start(seat: Seat) -> list[Work]:
+        def start(places: RingPlaces) -> list[Work]:
             return [
-                seat.comm(label(each.dtype)).gather(x, root=seat.at[root], async_op=True, on_failure="raise")
+                places.comm(label(each.dtype)).gather(x, root=places.at[root], async_op=True, on_failure="raise")
                 for each, x in zip(inputs, given, strict=True)
             ]
 
@@ -762,11 +762,11 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
             for blocks, y in zip(inputs, outputs, strict=True):
                 self._check_fit("scatter", y, *blocks)
 
-        def start(seat: Seat) -> list[Work]:
-            blocks = [torch.cat([moved(each[rank], "scatter") for rank in seat.order]) for each in inputs if here]
+        def start(places: RingPlaces) -> list[Work]:
+            blocks = [torch.cat([moved(each[rank], "scatter") for rank in places.order]) for each in inputs if here]
             return [
-                seat.comm(label(outputs[i].dtype)).scatter(
-                    blocks[i] if here else None, y, seat.at[root], async_op=True, on_failure="raise"
+                places.comm(label(outputs[i].dtype)).scatter(
+                    blocks[i] if here else None, y, places.at[root], async_op=True, on_failure="raise"
                 )
                 for i, y in enumerate(taken)
             ]
@@ -786,8 +786,8 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
         given = moved(tensor, "send")
         self._check_other("send", dst, tag)
 
-        def start(seat: Seat) -> list[Work]:
-            return [seat.comm(label(tensor.dtype)).send(given, seat.at[dst], tag, async_op=True)]
+        def start(places: RingPlaces) -> list[Work]:
+            return [places.comm(label(tensor.dtype)).send(given, places.at[dst], tag, async_op=True)]
 
         return self._run("send", [tensor], [tensor], None, start, other=dst)
 
@@ -798,10 +798,10 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
         self._check_other("recv", src, tag)
         early = self._mailbox.take(src, tag, tensor)
 
-        def start(seat: Seat) -> list[Work]:
+        def start(places: RingPlaces) -> list[Work]:
             if early is not None:
                 return [early.work]
-            return [seat.comm(label(tensor.dtype)).recv(taken, seat.at[src], tag, async_op=True)]
+            return [places.comm(label(tensor.dtype)).recv(taken, places.at[src], tag, async_op=True)]
 
         def finish(_receipts: list[Receipt]) -> None:
             put_back(tensor, early.x if early else taken)
@@ -815,7 +815,7 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
         (tensor,) = _listed(tensors)
         call = "recv_anysource"
         with _range(call, [tensor]):
-            self._sit(call, None)
+            self._places_now(call, None)
             return FromAny(
                 self._mailbox, tensor, tag, partial(self._receive, label(tensor.dtype)), name=call,
                 deadline=time.monotonic() + self._timeout,
@@ -823,9 +823,9 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
             )  # fmt: skip
 
     def _receive(self, label: str, source: int, tag: int, x: torch.Tensor) -> Work:
-        seat = self._sit("recv_anysource", source)
-        part = seat.comm(label, ahead=True).recv(x, seat.at[source], tag, async_op=True)
-        seat.post([part])
+        places = self._places_now("recv_anysource", source)
+        part = places.comm(label, ahead=True).recv(x, places.at[source], tag, async_op=True)
+        places.post([part])
         return part
 
     def _check_other(self, call: str, other: int, tag: int) -> None:

@@ -99,7 +99,7 @@ class Abort(Message, frozen=True):
     reason: Text
 
 
-class Cover(ForMember, frozen=True):
+class ContributeZeros(ForMember, frozen=True):
     """If the client of member *to* has not made this *call* at *seq*, the daemon takes part in it with zeros (R20)."""
 
     seq: Number
@@ -198,7 +198,7 @@ class Bye(Message, frozen=True):
 
 
 _OfEpoch = Commit | Epoch | EpochChange | Abort | Resumed | Updated | Evicted
-_OfMember = Joined | Refused | Cover | Matched | Settled | Waited | Redial
+_OfMember = Joined | Refused | ContributeZeros | Matched | Settled | Waited | Redial
 ToMember = _OfEpoch | _OfMember  # all have a group
 AnswersOfTrust = AuthorityIs | Enrolled | Tokens | RotationIs
 _ToDaemon = Welcome | StandsBy | Bye | Pong | Probe | MeasureLink | AskToLeave

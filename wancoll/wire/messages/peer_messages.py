@@ -187,7 +187,7 @@ class GiveUp(OfMember, frozen=True):
     reason: Text
 
 
-class Grace(OfMember, frozen=True):
+class CalledWithGrace(OfMember, frozen=True):
     """The member has made this *call*, which does not wait for ever for those who have not (R20)."""
 
     seq: Number
@@ -199,7 +199,7 @@ class EpochReport(Message, frozen=True):
     """What a member has finished in its epoch.
 
     *done* has seq, digest and fingerprint, as in Vote, of what is finished above *committed*, and of what was committed
-    here in the epoch: the newest ops_in_flight and covers of those.
+    here in the epoch: the newest ops_in_flight and zero_contributions of those.
     """
 
     committed: Number  # all below is committed or void here
@@ -334,6 +334,8 @@ class LinkReport(Message, frozen=True):
 
 _OfDaemon = Hello | Stopping | Heartbeat | Ended | LinkReport | ProbeResult
 _OfPlace = Join | AskPlace | Leave | Report
-_OfEpoch = Vote | LinkDown | Waits | Mismatch | GiveUp | Grace | Frozen | Differs | Written | P2PCall | P2PDone
+_OfEpoch = (
+    Vote | LinkDown | Waits | Mismatch | GiveUp | CalledWithGrace | Frozen | Differs | Written | P2PCall | P2PDone
+)
 _Asked = StatusRequest | AskElection | Evict | AskToLeave | Arm | AboutTrust
 FromPeer = _OfEpoch | _OfDaemon | _OfPlace | _Asked

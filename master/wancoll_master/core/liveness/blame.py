@@ -148,7 +148,7 @@ class _Look:
         epoch, called, said_at = member.called
         if epoch != self._group.epoch or called >= seq or self._now - said_at >= age:
             return None
-        grace = self._group.current.graces.get(seq)
+        grace = self._group.current.straggler_deadlines.get(seq)
         if grace is None or not grace.over or member.mid in grace.calls:
             return self._cause(member, "it has not called the operation", age)
         if any(op.seq == seq for op in _said(member)):

@@ -72,11 +72,11 @@ def _keeps_others(member: Member) -> bool:
 
 def _is_excused(step: Step, member: Member) -> bool:
     """Whether a send or recv of the member is open that can end without it: see above."""
-    book = member.group.current.p2p
+    calls = member.group.current.p2p
     todo, seen = [member], {member}
     for one in todo:
-        alone = book.alone.get(one.mid, {})
-        if book.open.get(one.mid, 0) > sum(alone.values()):
+        alone = calls.alone.get(one.mid, {})
+        if calls.open.get(one.mid, 0) > sum(alone.values()):
             return True  # the bytes of one move
         others = (step.state.members.get(mid) for mid in alone)  # None: it is out, and the epoch closes
         late = [other for other in others if other is not None and _keeps_others(other)]

@@ -70,8 +70,8 @@ _ORDER = ("down", "dead", "blocked", "parked", "busy", "idle")  # what matters c
 def _slow(member: Member, now: float, slow_after: float) -> Iterator[Op]:
     """The oldest that are slow, at most MOST_OPS of them."""
     count = 0
-    for book in (member.collectives, member.p2p):
-        for op in book.open.values():
+    for table in (member.collectives, member.p2p):
+        for op in table.open.values():
             if now - op.posted_at < slow_after or count >= MOST_OPS:
                 break  # in the order of the calls
             if op.outcome is None:

@@ -20,7 +20,7 @@ class Attempts:
         self.ops: dict[int, Op] = {}
 
 
-class Book:
+class OpTable:
     """Ops of one sort that have not ended, by number, which is the order of the calls."""
 
     view: EpochView  # once there is an epoch; the client cannot call before

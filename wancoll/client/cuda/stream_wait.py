@@ -108,7 +108,7 @@ class Words:
 
 
 @dataclass(eq=False)
-class Holding:
+class StreamWaits:
     """The streams that wait for one result."""
 
     words: Words
@@ -125,7 +125,7 @@ class Holding:
                 self.words.release(number)
 
 
-def check_holdable(targets: Sequence[Region], pinned: bool) -> None:
+def check_may_wait(targets: Sequence[Region], pinned: bool) -> None:
     """Refuse to let a stream wait for a result that does not come from pinned memory to a device."""
     host = [target for target in targets if target.device is None]
     if host:
@@ -154,7 +154,7 @@ def stream_of(origin: Origin, asked: int | None) -> int:
     return found
 
 
-def hold(words: Words, targets: Iterable[tuple[Device, Origin]], asked: int | None) -> Holding:
+def hold(words: Words, targets: Iterable[tuple[Device, Origin]], asked: int | None) -> StreamWaits:
     """Let the streams of these targets wait; all of them, or none.
 
     Raises:
@@ -162,8 +162,8 @@ def hold(words: Words, targets: Iterable[tuple[Device, Origin]], asked: int | No
         DeviceError: the driver fails.
     """
     streams = [(device, origin, stream_of(origin, asked)) for device, origin in targets]
-    holding = Holding(words)
-    _holdings.add(holding)
+    stream_waits = StreamWaits(words)
+    _stream_waits.add(stream_waits)
     atexit.unregister(_at_exit)
     atexit.register(_at_exit)  # runs before what was registered so far, which may wait for the device
     done: set[tuple[int, int]] = set()
@@ -174,20 +174,20 @@ def hold(words: Words, targets: Iterable[tuple[Device, Origin]], asked: int | No
                 if (device.ordinal, each) not in done:
                     done.add((device.ordinal, each))
                     with device.current():
-                        holding.before.setdefault(device.ordinal, []).append(device.mark(each))
+                        stream_waits.before.setdefault(device.ordinal, []).append(device.mark(each))
         for device, stream in {(device, stream) for device, _, stream in streams}:
             with device.current():
-                holding.numbers.append(words.hold(device, stream))
+                stream_waits.numbers.append(words.hold(device, stream))
     except BaseException:
-        holding.release()
+        stream_waits.release()
         raise
-    return holding
+    return stream_waits
 
 
-_holdings: weakref.WeakSet[Holding] = weakref.WeakSet()
+_stream_waits: weakref.WeakSet[StreamWaits] = weakref.WeakSet()
 
 
 def _at_exit() -> None:
     """Threads that would write the words end now."""
-    for holding in list(_holdings):
-        holding.release()
+    for stream_waits in list(_stream_waits):
+        stream_waits.release()

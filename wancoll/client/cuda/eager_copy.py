@@ -25,7 +25,7 @@ LEAST = 4 * MIB  # results from here on are worth it
 Numbers = np.ndarray[Any, np.dtype[np.uint32]]
 
 
-class Early:
+class EagerCopy:
     """One tensor's result, on its way to a device, from *start* in the result. Not for several threads.
 
     Its copies are on *stream* (None: nothing was copied), and go to *memory*. *over*: nothing is copied early any more.

@@ -18,8 +18,8 @@ from tests.faults.support import PEERS, Background, attempt, close_all, cluster_
 from tests.later import later
 from wancoll.chaos import Cluster
 from wancoll.client.communicator import Communicator
-from wancoll.client.cuda import early as rules
-from wancoll.client.cuda.early import Early
+from wancoll.client.cuda import eager_copy as rules
+from wancoll.client.cuda.eager_copy import EagerCopy
 from wancoll.client.cuda.staging import Staging
 from wancoll.client.work import Work
 from wancoll.errors import DeviceError, OutcomeUnknown, WorldTooSmall
@@ -44,7 +44,7 @@ def steps(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_steps_are_final_when_all_their_blocks_are(seed: int) -> None:
     draw = random.Random(seed)
     start, nbytes = draw.choice((0, 1, BLOCK, 3 * BLOCK + 7)), draw.randint(1, 9 * BLOCK)
-    early = Early(None, start, nbytes)  # type: ignore[arg-type]
+    early = EagerCopy(None, start, nbytes)  # type: ignore[arg-type]
     words = np.array([draw.choice((0, 1, 2, 2, 2)) for _ in range(-(-(start + nbytes) // BLOCK))], np.uint32)
     newest = max(words)
     wanted = []
@@ -64,7 +64,7 @@ def test_steps_are_final_when_all_their_blocks_are(seed: int) -> None:
 def test_every_byte_of_the_result_is_copied_once_from_where_it_is(seed: int) -> None:
     draw = random.Random(seed)
     nbytes = draw.randint(1, 9 * BLOCK)
-    early = Early(None, 0, nbytes)  # type: ignore[arg-type]
+    early = EagerCopy(None, 0, nbytes)  # type: ignore[arg-type]
     early.memory = 1 << 40
     early._copied[:] = [draw.choice((0, 1, 2)) for _ in early._copied]
     early._copied = early._copied[: draw.randint(1, len(early._copied))]  # there was room for the beginning only
@@ -405,7 +405,7 @@ def test_results_of_real_daemons(gpu: Any, cluster: Cluster, kind: str, monkeypa
     began: list[int] = []
     begin = Staging.begin
 
-    def watched(self: Staging, early: Early, words: Any, held: Any) -> bool:
+    def watched(self: Staging, early: EagerCopy, words: Any, held: Any) -> bool:
         found = begin(self, early, words, held)
         began.extend([early.nbytes] * found)
         return found
