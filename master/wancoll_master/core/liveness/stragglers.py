@@ -27,7 +27,7 @@ def called(step: Step, member: Member, message: m.CalledWithGrace) -> None:
         raise ProtocolError("gives a grace time to what has none", expected="all_reduce of a sum", got=str(call)[:300])
     deadlines = group.current.straggler_deadlines
     deadlines.setdefault(seq, StragglerDeadline(step.now)).called(member.mid, call)
-    if len(deadlines) > _MOST * step.limits.ops_in_flight:  # no honest members are so far apart; the lowest counts first
+    if len(deadlines) > _MOST * step.limits.ops_in_flight:  # honest members are nearer; the lowest counts
         del deadlines[max(deadlines)]
     look(step, group)
 
