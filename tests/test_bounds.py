@@ -105,7 +105,7 @@ BOUNDS = {
     "master/wancoll_master/core/state.py: Current.voids": "the first message that ends the epoch",
     "master/wancoll_master/core/state.py: Current.out": "group_members",
     "master/wancoll_master/core/state.py: Current.complaints": "bad_pairs",
-    "master/wancoll_master/core/state.py: Current.straggler_deadlines": "four times ops_in_flight",
+    "master/wancoll_master/core/state.py: Current.straggler_deadlines": "WINDOW_FACTOR times ops_in_flight",
     "master/wancoll_master/core/state.py: Current.parks": "group_members, squared at worst",
     "master/wancoll_master/core/state.py: Daemon.witnesses": "daemons",
     "master/wancoll_master/core/state.py: Daemon.flows": "MOST of flows.py",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import string
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -32,7 +31,17 @@ class DType(IntEnum):
         return _ITEMSIZE[self]
 
 
-_ITEMSIZE = {each: int(each.name.lstrip(string.ascii_lowercase)) // 8 for each in DType}  # a name ends with the bits
+_ITEMSIZE = {
+    DType.float32: 4,
+    DType.float64: 8,
+    DType.float16: 2,
+    DType.bfloat16: 2,
+    DType.int8: 1,
+    DType.int16: 2,
+    DType.int32: 4,
+    DType.int64: 8,
+    DType.uint8: 1,
+}
 
 
 class ReduceOp(IntEnum):

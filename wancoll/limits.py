@@ -12,6 +12,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 PROTOCOL_VERSION = 12
+WINDOW_FACTOR = 4  # times ops_in_flight: how far above what is committed or void a member may be
 KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
@@ -80,9 +81,8 @@ class Limits:
     pinned_bytes: int = 4 * GIB  # of a client's arena, for copies from and to devices
     early_bytes: int = 256 * MIB  # of each device: results that are on their way to it before they are committed
     scratch_bytes: int = 4 * GIB  # that one operation's schedule may need here beside input and result
-    zero_contributions: int = (
-        64  # that a client has not called, and its daemon takes part in, or has done so: results are kept
-    )
+    # Operations that a client has not called, and its daemon takes part in, or has done so: results are kept.
+    zero_contributions: int = 64
     zero_contribution_bytes: int = 4 * GIB  # memory for these
     drain_timeout: float = 10.0  # SIGTERM: running operations may finish for this long
     local_handshake_timeout: float = 5.0  # a client must say what it wants by then

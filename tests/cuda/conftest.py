@@ -69,5 +69,5 @@ def gpu(shared: Any) -> Iterator[Any]:
 
 @pytest.fixture
 def path(gpu: Any, tmp_path: Path) -> str:
-    """Of the daemon's socket. The fixtures of tests/client begin with it, so the device comes first, and ends last."""
+    """The daemon's socket. The fixtures of tests/client begin with it, so the device comes first, and ends last."""
     return str(tmp_path / "peer.sock")

@@ -58,7 +58,7 @@ def test_the_master_hears_nothing_of_sums_and_says_nothing(cluster: Cluster, wor
     known = seen(cluster, group)
     assert known.plan is not None
     assert known.plan.plan.collectors == "members"
-    # Heartbeats tell what is committed: no Done came.
+    # Heartbeats tell what is committed: no Vote came.
     wait_until(lambda: done(cluster, group) == [50] * world, 10, "the members' heartbeats")
     cluster.master_failpoint("before_commit", "clear")
     tensors = [np.full(10, comm.rank, np.float32) for comm in comms]

@@ -315,7 +315,7 @@ def stands_still(pid: int) -> bool:
 
 
 def finished_but_not_committed(cluster: Cluster, victim: int, count: int, bound: float) -> list[Outcome]:
-    """The pure late abort: the victim stops between its last byte and its Done; all others are finished by then.
+    """The pure late abort: the victim stops between its last byte and its vote; all others are finished by then.
 
     It is killed there. Where members commit it might have told one of them: what all of them have is committed, with
     its share. *bound*: seconds from the kill to the survivors' last commit.

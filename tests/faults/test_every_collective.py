@@ -1,4 +1,4 @@
-"""The promise under failure, for every collective and algorithm: killed in mid-op, before Done, before Commit.
+"""The promise under failure, for every collective and algorithm: killed in mid-op, before its vote, before Commit.
 
 Member i contributes 10**i, and its block for rank j has j / 4 on top, so a result names who is in it and whose it is.
 """

@@ -96,7 +96,7 @@ def test_master_killed_in_mid_op(cluster: Cluster, comms: list[Any]) -> None:
 
 
 def test_master_killed_when_the_op_is_done_but_not_committed(cluster: Cluster, comms: list[Any]) -> None:
-    """The master stands still while the members finish, and is killed before it can read a Done."""
+    """The master stands still while the members finish, and is killed before it can read a vote."""
     tensors = [contribution(k, 1000) for k in range(3)]
     cluster.pause_master()
     running = by_master(comms, tensors)

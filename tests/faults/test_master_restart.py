@@ -135,7 +135,7 @@ def test_in_mid_operation(cluster: Cluster, comms: list[Any], down_for: float) -
 
 
 def test_finished_everywhere_and_never_told(cluster: Cluster, comms: list[Any]) -> None:
-    """The master stands still while the members finish, and is killed before it can read a Done."""
+    """The master stands still while the members finish, and is killed before it can read a vote."""
     tensors = [contribution(k, 1000) for k in range(PEERS)]
     cluster.pause_master()
     running = by_master(comms, tensors)

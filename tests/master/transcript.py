@@ -176,10 +176,8 @@ class Room:
         Daemons d1, d2 and d3 have introduced themselves, and will report().
         """
         self.restart()
-        self.persisted, self.journal = (
-            (epoch, 1025),
-            {GROUP: Used(epoch, frozenset(mids), base, voids or {})} if epoch else {},
-        )
+        used = {GROUP: Used(epoch, frozenset(mids), base, voids or {})} if epoch else {}
+        self.persisted, self.journal = (epoch, 1025), used
         self.restart()
         for mid in (1, 2, 3):
             self.hello(f"d{mid}")

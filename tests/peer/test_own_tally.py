@@ -201,8 +201,12 @@ class Voter:
 
     @property
     def engine_id(self) -> int:
-        """Of the youngest attempt."""
+        """The youngest attempt's."""
         return self.member.attempts.next - 1
+
+    def master_says(self, said: m.ToMember, now: float = 0.0) -> list[cmd.Command]:
+        """What follows from a message of the master."""
+        return self.member.hear(said, now, 1, 1)
 
     def hear(self, mid: int, note: m.Vote | NewRound | Ask) -> list[cmd.Command]:
         return self.member.links_say(links.Noted(self.owner, mid, pack(note)), 3.0)
@@ -238,8 +242,8 @@ def test_the_master_hears_of_a_rooted_call_when_all_below_is_committed() -> None
     [done] = masters(v.hear(3, vote(1, 0, 1, 7, SUM)))
     assert isinstance(done, m.Vote)
     assert (done.seq, done.committed) == (2, 1)
-    assert told(v.member.hear(m.Commit("g", 1, 2, 1), 4.0, 1, 1), m.Result)[0].seq == 2
-    [said] = masters(v.member.hear(m.Abort("g", 1, 0, "lost"), 0.0, 1, 1))
+    assert told(v.master_says(m.Commit("g", 1, 2, 1), 4.0), m.Result)[0].seq == 2
+    [said] = masters(v.master_says(m.Abort("g", 1, 0, "lost")))
     assert said.finished.collected == []
 
 
@@ -249,18 +253,18 @@ def test_told_to_stop_it_reports_what_it_has_and_finishes_nothing_else() -> None
     v.run(ROOTED)
     v.post()
     number = v.engine_id
-    [said] = masters(v.member.hear(m.Abort("g", 1, 0, "lost"), 0.0, 1, 1))
+    [said] = masters(v.master_says(m.Abort("g", 1, 0, "lost")))
     assert said == m.Frozen("g", 1, 1, m.EpochReport(0, [(1, 7, SUM)], [], []))
     assert v.member.op_finished(number, 7, 0) == []
     assert v.hear(2, vote(1, 1, 1, 7, SUM)) == []
     commands = v.enter(2, upto=1)
     assert [result.seq for result in told(commands, m.Result)] == [1]
-    assert "ToMaster:Done" not in kinds(commands)
+    assert "ToMaster:Vote" not in kinds(commands)
 
 
 def test_what_a_master_asked_for_in_an_epoch_is_not_answered_in_the_next_one() -> None:
     v = Voter()
-    v.member.hear(m.Abort("g", 1, 1, "calls differ"), 0.0, 1, 1)
+    v.master_says(m.Abort("g", 1, 1, "calls differ"))
     v.enter(2)
     v.member.links_ready(2, [2, 3])
     assert masters(v.run()) == []
@@ -393,7 +397,7 @@ def test_an_update_that_has_ended_in_a_later_epoch_lets_nothing_above_it_end_in_
         assert v.hear(mid, vote(1, 0, 2, 7, SUM)) == []
     v.post()
     running = v.engine_id
-    commands = v.member.hear(m.Updated("g", 1, m.UpdateOutcome(1, 2, ["m1", "m2", "m3", "m4"])), 2.0, 1, 1)
+    commands = v.master_says(m.Updated("g", 1, m.UpdateOutcome(1, 2, ["m1", "m2", "m3", "m4"])), 2.0)
     assert [(result.seq, result.epoch) for result in told(commands, m.Result)] == [(1, 2)]
     assert cmd.CancelOp(running) in commands
     assert v.hear(2, vote(1, 3, 3, 7, SUM)) == []
@@ -409,7 +413,7 @@ def test_an_update_that_has_ended_in_this_epoch_stops_nothing() -> None:
     v.run()
     for mid in (2, 3):
         assert v.hear(mid, vote(1, 0, 2, 7, SUM)) == []
-    commands = v.member.hear(m.Updated("g", 1, m.UpdateOutcome(1, 1, ["m1", "m2", "m3"])), 2.0, 1, 1)
+    commands = v.master_says(m.Updated("g", 1, m.UpdateOutcome(1, 1, ["m1", "m2", "m3"])), 2.0)
     assert sorted((result.seq, result.epoch) for result in told(commands, m.Result)) == [(1, 1), (2, 1)]
 
 
@@ -434,7 +438,7 @@ def test_a_master_that_is_back_is_asked_and_what_was_said_stands() -> None:
     v.run(UPDATE)
     v.member.without_master(3.0)
     v.member.master_is_back()
-    [result] = told(v.member.hear(m.Commit("g", 1, 1, 1), 4.0, 1, 1), m.Result)
+    [result] = told(v.master_says(m.Commit("g", 1, 1, 1), 4.0), m.Result)
     assert result.asked_master
     assert notes(v.run(UPDATE)) == []
 
@@ -443,7 +447,7 @@ def test_it_reports_what_it_would_pass_and_ends_it_in_the_epoch_in_which_all_hav
     v = Voter()
     v.run(UPDATE)
     v.member.without_master(3.0)
-    [said] = masters(v.member.hear(m.Abort("g", 1, 0, "lost"), 0.0, 1, 1))
+    [said] = masters(v.master_says(m.Abort("g", 1, 0, "lost")))
     assert isinstance(said, m.Frozen)
     assert said.finished == m.EpochReport(0, [(1, 0, UPDATE.fingerprint())], [], [])
     told_so = epoch(2, 1, 2, 3, upto=1)
@@ -468,7 +472,7 @@ def test_who_alone_heard_the_master_commit_it_is_asked_for_its_vote_when_the_mas
     v, late = Voter(), Voter()
     for each in (v, late):
         each.run(UPDATE)
-    v.member.hear(m.Commit("g", 1, 1, 1), 1.0, 1, 1)
+    v.master_says(m.Commit("g", 1, 1, 1), 1.0)
     for each in (v, late):
         said = notes(each.member.without_master(3.0))
         assert said[:2] == [(2, vote(1, each is v)), (3, vote(1, each is v))]
@@ -525,7 +529,7 @@ def test_who_is_asked_says_its_votes_again_once_an_interval_and_not_once_it_is_f
     assert len(notes(v.hear(2, Ask(1, 0)))) == 3
     at(v, 4.0)
     assert notes(v.hear(3, Ask(1, 1))) == [again[0], again[2]]
-    v.member.hear(m.Abort("g", 1, 0, "lost"), 0.0, 1, 1)
+    v.master_says(m.Abort("g", 1, 0, "lost"))
     at(v, 5.0)
     assert v.hear(3, Ask(1, 0)) == at(v, 6.0) == []
 
@@ -538,14 +542,14 @@ def test_as_many_votes_are_kept_as_another_member_can_lack() -> None:
         for mid in (2, 3):
             v.hear(mid, vote(1, 0, seq, 7, SUM))
     assert [note.seq for _, note in notes(v.hear(3, Ask(1, 0)))] == [0, 3, 4, 5]
-    [said] = masters(v.member.hear(m.Abort("g", 1, 0, "lost"), 0.0, 1, 1))
+    [said] = masters(v.master_says(m.Abort("g", 1, 0, "lost")))
     assert said == m.Frozen("g", 1, 1, m.EpochReport(5, [(seq, 7, SUM) for seq in (3, 4, 5)], [], []))
 
 
 def test_frozen_it_passes_nothing() -> None:
     v = Voter()
     v.run(UPDATE)
-    v.member.hear(m.Abort("g", 1, 0, "lost"), 0.0, 1, 1)
+    v.master_says(m.Abort("g", 1, 0, "lost"))
     assert v.member.without_master(3.0) == v.hear(2, NewRound(1, 1)) == []
 
 

@@ -19,6 +19,7 @@ from wancoll.collective import Descriptor, Kind
 from wancoll.commit import close
 from wancoll.commit.own_tally import OwnTally
 from wancoll.commit.tally import Tally
+from wancoll.limits import WINDOW_FACTOR
 from wancoll.peer.core import commands as cmd
 from wancoll.peer.core import member as core
 from wancoll.peer.core import outcomes
@@ -143,7 +144,7 @@ def a_window_of_the_master() -> Planted:
     """What members may be at is counted from what the master has heard of."""
 
     def window_end(step: Any, group: Any) -> int:
-        return int(group.committed + counting.WINDOW_FACTOR * step.limits.ops_in_flight)
+        return int(group.committed + WINDOW_FACTOR * step.limits.ops_in_flight)
 
     return patch.object(counting, "window_end", window_end)
 

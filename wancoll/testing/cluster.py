@@ -422,8 +422,9 @@ class Cluster:
         Args:
             i: which daemon.
             name: on_post (a client's call was read), mid_op (an op's first bytes moved), before_done, half_done (one
-                other member was told, where members commit), after_done (Done written to the master, or to all other
-                members), before_commit (the commit is known, the client is not told), after_commit or on_epoch.
+                other member was told, where members commit), after_done (its vote was written to the master, or to
+                all other members), before_commit (the commit is known, the client is not told), after_commit or
+                on_epoch.
             action: "kill" (SIGKILL), "pause" (SIGSTOP) or "clear" (disarm).
         """
         self._arm(i, name, action)

@@ -10,13 +10,13 @@ from math import inf
 
 from wancoll.commit.tally import UPDATE
 from wancoll.errors import ProtocolError
+from wancoll.limits import WINDOW_FACTOR
 from wancoll.wire import messages as m
 from wancoll_master.core import losses
 from wancoll_master.core.liveness import stragglers
 from wancoll_master.core.state import Asking, Group, Member, Slow, Step, clip, names
 from wancoll_master.plan import planning
 
-WINDOW_FACTOR = 4  # times ops_in_flight: how far above what is committed or void a member may be
 _CALL_CHARS = 200
 _CALLS_TOLD = 32  # of a mismatch
 _VOID_CHARS, _FEW_VOIDS = 300, 16

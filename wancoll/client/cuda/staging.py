@@ -562,7 +562,7 @@ class Staging:
     # ---- what both directions need -------------------------------------------------------------------
 
     def _reached(self, mark: Mark, deadline: float | None) -> bool:
-        """Wait for a mark, stream_waits the lock for each look only."""
+        """Wait for a mark, holding the lock for each look only."""
 
         def ready() -> bool:
             with self._lock:

@@ -234,11 +234,10 @@ class Placement:
     def _copy_out(
         self, target: Region, at: int, nbytes: int, result_buffer: Lease | Pinned, early: EagerCopy | None, attempt: int
     ) -> None:  # fmt: skip
-        if target.device is None or self._staging is None:
+        staging = self._staging
+        if target.device is None or staging is None:
             lib.wc_pages_copy(target.address, at, nbytes)
-        elif to_device := self._staging.write(
-            target, at, nbytes, result_buffer, lambda: self._stream_waits, early, attempt
-        ):
+        elif to_device := staging.write(target, at, nbytes, result_buffer, lambda: self._stream_waits, early, attempt):
             self.to_devices.append(to_device)
 
 

@@ -15,7 +15,7 @@ all others its vote, and it ends here when all votes are equal. The vote goes to
 it itself when it has finished; op.voted_to: the members to whom it did. A member keeps the results of what it
 has committed of late: others may lack its votes, and a master that ends the epoch compares them (C3). So it is where
 the master commits, for the one after it (R7). Other kinds are told to the master
-once all below them is committed here, and their Done says so. An Abort then freezes the member: what is done stays
+once all below them is committed here, and their vote says so. An Abort then freezes the member: what is done stays
 done, is reported, and nothing else is finished in this epoch.
 
 A call with a grace time is told to the master when the client has made it and its input is there, in each epoch again
@@ -34,7 +34,7 @@ from msgspec.structs import replace
 
 from wancoll.collective import DATALESS, SAME_RESULT, Kind
 from wancoll.commit.own_tally import OwnTally
-from wancoll.limits import Limits
+from wancoll.limits import WINDOW_FACTOR, Limits
 from wancoll.peer.core import commands as cmd
 from wancoll.peer.core import links, outcomes
 from wancoll.peer.core.calls import Call, EpochView, ResolvedCall, call_of_zeros
@@ -43,8 +43,6 @@ from wancoll.peer.core.op import Op, OpState
 from wancoll.peer.core.op_table import Attempts, OpTable
 from wancoll.wire import messages as m
 from wancoll.wire.note import ROUNDS, Ask, NewRound, pack
-
-_WINDOW_FACTOR = 4  # times ops_in_flight, and zero_contributions: how far above the last commit a member may be
 
 
 class Collectives(OpTable):
@@ -191,10 +189,8 @@ class Collectives(OpTable):
         first = self._first_open(self.tally)
         if first is None or first.state is OpState.done or self.tally.frozen:
             return commands
-        return [
-            *commands,
-            *map(cmd.ToMaster, self._call_with_grace(first)),
-        ]  # they say how far this one has committed (R20)
+        # What is said again of calls with a grace time says how far this one has committed (R20).
+        return [*commands, *map(cmd.ToMaster, self._call_with_grace(first))]
 
     def commit_equal(self, digests: Collection[tuple[int, int, int]], now: float) -> list[cmd.Command]:
         """Ops of the epoch that others have committed: those that are done here with the same digest."""
@@ -320,7 +316,7 @@ class Collectives(OpTable):
         self._complained.clear()
         self.tally, self.master_away = None, False
         if view.votes:
-            window = _WINDOW_FACTOR * self._limits.ops_in_flight + self._limits.zero_contributions
+            window = WINDOW_FACTOR * self._limits.ops_in_flight + self._limits.zero_contributions
             others = frozenset(view.world.mids) - {view.mid}
             self.tally = OwnTally(view.head, others, view.epoch.committed_upto, voids, window)
 

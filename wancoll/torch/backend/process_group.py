@@ -177,7 +177,7 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
         self._rank, self._size, self._timeout = rank, size, timeout
         self._name, self._description = name, ""
         self._coalesced: list[Operation] | None = None
-        self._seating = threading.Lock()
+        self._placing = threading.Lock()
         self._gone: WancollError | None = None  # why no call can be made any more
         self._world, self._owner = world, world is None
         self._comm: Communicator | None = None
@@ -319,7 +319,7 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
 
     def _places_now(self, call: str, other: int | None) -> RingPlaces:
         """The current epoch's, if nobody is lost; where a pair talks, if *other* is not: ranks may end one by one."""
-        with self._seating:
+        with self._placing:
             if self._gone is None:
                 self._connection.wait_any([], 0)  # a loss that is known here is seen before the call is made
                 place = self._connection.place

@@ -12,10 +12,9 @@ from math import inf
 
 from wancoll.collective import Descriptor
 from wancoll.errors import ProtocolError
+from wancoll.limits import WINDOW_FACTOR
 from wancoll.wire import messages as m
 from wancoll_master.core.state import Group, Member, Step, StragglerDeadline, names
-
-_MOST = 4  # times ops_in_flight: operations with a deadline
 
 
 def called(step: Step, member: Member, message: m.CalledWithGrace) -> None:
@@ -27,7 +26,7 @@ def called(step: Step, member: Member, message: m.CalledWithGrace) -> None:
         raise ProtocolError("gives a grace time to what has none", expected="all_reduce of a sum", got=str(call)[:300])
     deadlines = group.current.straggler_deadlines
     deadlines.setdefault(seq, StragglerDeadline(step.now)).called(member.mid, call)
-    if len(deadlines) > _MOST * step.limits.ops_in_flight:  # honest members are nearer; the lowest counts
+    if len(deadlines) > WINDOW_FACTOR * step.limits.ops_in_flight:  # honest members are nearer; the lowest counts
         del deadlines[max(deadlines)]
     look(step, group)
 
@@ -41,8 +40,8 @@ def look(step: Step, group: Group) -> None:
     """Tell the daemons of late members to take part, if the grace time of the first open operation is over.
 
     Only the first open operation counts: a member that is late with it has called all below, or its daemon has
-    contributed zeros there.
-    Where members commit, one member's word that all below is committed is enough: the daemons that are told know it.
+    contributed zeros there. Where members commit, one member's word that all below is committed is enough: the daemons
+    that are told know it.
     """
     current, first = group.current, group.first_unheard
     current.grace_until = inf
