@@ -2,8 +2,8 @@
 
 What members say of operations (counting.py) and who is out (losses.py) are facts; settle() decides, in each step.
 Whatever was collected in an epoch (votes, calls, complaints) is dropped with it. Where the master commits, it knows
-what has happened, and the next epoch begins at once. Where members commit (docs/protocol.md, C1 to C10), they are told to
-stop, and say what they have finished; from that follows what has happened, and only then the next epoch is written
+what has happened, and the next epoch begins at once. Where members commit (docs/protocol.md, C1 to C10), they are told
+to stop, and say what they have finished; from that follows what has happened, and only then the next epoch is written
 down, and told.
 
     an epoch where members commit   from                                     until
