@@ -150,10 +150,10 @@ def test_killed_client_leaves_at_once_and_another_takes_its_place(cluster: Clust
     check_agreed(outcomes, tensors)
     assert max(outcome.ended for outcome in outcomes) - killed < AT_ONCE, "a dead client leaves at once"
     died = "lost m2: its client died: its connection closed without a goodbye"
-    told = [
-        one for one in events(cluster, group) if one[0] in ("client died", "daemon died", "evicted", "left", "refused")
-    ]
-    assert told == [("client died", died)]
+    # The daemon of a dead client still ends an operation that the client had called: the survivors may be done first.
+    losses = ("client died", "daemon died", "evicted", "left", "refused")
+    wait_until(lambda: any(kind in losses for kind, _ in events(cluster, group)), 10, "the master tells of the loss")
+    assert [one for one in events(cluster, group) if one[0] in losses] == [("client died", died)]
     wait_until(lambda: re.search(r"warning .*client died|client died.*warning", cluster.master_logs(200)), 10, "logged")
     reduce_all_of(comms, [0, 1], {"m0", "m1"}, count)
     assert cluster.running(2)
