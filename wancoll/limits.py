@@ -11,7 +11,7 @@ from typing import TypeVar
 K = TypeVar("K")
 V = TypeVar("V")
 
-PROTOCOL_VERSION = 12
+PROTOCOL_VERSION = 13
 WINDOW_FACTOR = 4  # times ops_in_flight: how far above what is committed or void a member may be
 KIB = 1024
 MIB = 1024 * KIB

@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from wancoll.limits import DEFAULT
+from wancoll.net.proof import Proof
 from wancoll.net.tls import Tls, TlsFailed
 from wancoll.net.unix import check_owner, connect_local
-from wancoll.trust.papers import Papers, unverified
+from wancoll.wire import messages as m
 from wancoll.wire.framing import Decoder, encode
 
 _RECEIVE_BYTES = 65536
@@ -25,17 +27,16 @@ def ask(
     *,
     timeout: float,
     who: str,
-    papers: Papers | None = None,
-    believe_anybody: bool = False,
+    proof: Proof | None = None,
 ) -> Any:
     """Connect, send *question*, return the first message of type *answers* that comes back in *timeout* seconds.
 
-    Over TLS it asks with *papers*, and may *believe_anybody* where what is answered is checked afterwards.
+    With a *proof* it asks over TLS, a master that has one of its keys; None: in clear.
 
     Raises:
         OSError: no connection, or no answer in time.
         ProtocolError: what came back cannot be read.
-        ConfigError: the unix socket is another user's, or *papers* cannot be used.
+        ConfigError: the unix socket is another user's.
     """
     decoder: Decoder[Any] = Decoder(answers, DEFAULT.message_bytes, who=who)
     ends = time.monotonic() + timeout
@@ -44,12 +45,14 @@ def ask(
             check_owner(connection, where)
         try:
             line = _Line(connection, ends)
-            if papers is not None or believe_anybody:
-                line.seal(where[0], None if believe_anybody else papers)
-            line.send(encode(question))
+            acceptor = line.seal(proof.acceptors) if proof is not None else b""
+            if proof is None:
+                line.send(encode(question))
             while data := line.receive():
                 for answer in decoder.feed(data):
-                    return answer
+                    if proof is None or not isinstance(answer, m.Challenge):
+                        return answer
+                    line.send(encode(proof.first(acceptor, answer.nonce, question)))
         except TlsFailed as failed:
             raise ConnectionError(str(failed)) from failed
         except TimeoutError as late:
@@ -64,25 +67,17 @@ class _Line:
         self._connection, self._ends = connection, ends
         self._tls: Tls | None = None
 
-    def seal(self, host: str, papers: Papers | None) -> None:
-        """To a master, which proves that it is one; *papers* None: nobody looks."""
-        context = unverified() if papers is None else papers.to_dial()
-        self._tls = tls = Tls(context, listens=False, host=papers.asks_for(host) if papers else host)
+    def seal(self, expects: Sequence[bytes]) -> bytes:
+        """The key of the other end, one that this end *expects*; from now on all goes over TLS."""
+        self._tls = tls = Tls(expects=expects)
         data = b""  # who dials begins
         while True:
-            try:
-                tls.shake(data)
-            except TlsFailed:
-                with contextlib.suppress(OSError):
-                    self._send(tls.outgoing())  # an alert
-                raise
+            tls.shake(data)
             self._send(tls.outgoing())
             if tls.done:
-                break
+                return tls.key
             if not (data := self._receive()):
                 raise ConnectionError("it closed the connection in the middle of TLS's handshake")
-        if papers is not None and not papers.is_master(tls.certificate()):
-            raise ConnectionError("its certificate is not a master's: somebody else answers at this address")
 
     def send(self, data: bytes) -> None:
         """All of it."""

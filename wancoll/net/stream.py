@@ -15,9 +15,8 @@ from functools import partial
 
 import trio
 
-from wancoll.net.listen import whose
+from wancoll.net.threads import in_thread
 from wancoll.net.tls import Tls, TlsFailed
-from wancoll.net.turns import Turns
 
 _READ_BYTES = 64 * 1024
 _CLOSED = "the connection was closed by the other end"
@@ -202,22 +201,21 @@ class Stream:
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RD)
 
-    async def shake_hands(self, turns: Turns | None = None) -> None:
+    async def shake_hands(self) -> None:
         """TLS's handshake, before anything else is sent or received.
 
-        What the other end sends may take long to judge: in a thread, so that nobody else waits for it. What has begun
-        there ends there, also for who is cancelled. *turns* are shared with others' handshakes; None: none wait for
-        this one.
+        A dialler reads a certificate, which may take long: in a thread. What has begun there ends there, also for who
+        is cancelled.
 
         Raises:
-            TlsFailed: the other end is not let in, or does not let this one in, or went away.
+            TlsFailed: the other end is not who it should be, or does not let this one in, or went away.
         """
-        if self.tls is None:
+        tls = self.tls
+        if tls is None:
             return
-        turns, address = turns or Turns(), whose(self.socket)
-        if not self.tls.listens:  # who dials begins
-            self.tls.shake(b"")
-            self._send(self.tls.outgoing())
+        if not tls.listens:  # who dials begins
+            tls.shake(b"")
+            self._send(tls.outgoing())
         while not self._gone():
             data = await self._read()
             if data == b"":
@@ -225,12 +223,15 @@ class Stream:
             if data is None:
                 continue
             try:
-                await turns.run(address, self.tls.shake, data)
+                if tls.listens:
+                    tls.shake(data)
+                else:
+                    await in_thread(tls.shake, data)
             except OSError as bad:
                 raise TlsFailed(str(bad)) from bad
             finally:
-                self._send(self.tls.outgoing())  # an alert, too
-            if self.tls.done:
+                self._send(tls.outgoing())  # an alert, too
+            if tls.done:
                 if early := self._opened(b""):  # came right behind it
                     self._unread.append(early)
                 return

@@ -3,10 +3,12 @@
 trio's SSLStream has to wait to send, and our sends never do; this is the same OpenSSL in memory. Nothing that was
 opened stays inside, so what a socket has to say is all that there is to wait for, but while there is `more`.
 
+Only the acceptor shows a certificate, and it is but an envelope of its key: the dialler asks for `shown`, and looks at
+nothing else in it. An acceptor never asks for one, so that no stranger's costs it anything. A dialler reads one, which
+may be made to take a tenth of a second: its handshake runs in a thread (`Stream.shake_hands`).
+
 OpenSSL is given one record at a time, so that whoever connects costs little: a call opens few records, and few in all
 may hold no data. New keys above all take far longer to open than to send, and no end of a control connection sends any.
-A handshake has few bytes, too: one certificate of theirs may be made to take a tenth of a second to read. So a step of
-it may be taken in a thread (`Stream.shake_hands`); all else is for the task that has the connection.
 """
 
 from __future__ import annotations
@@ -15,36 +17,29 @@ import contextlib
 import functools
 import ssl
 import sys
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from wancoll.limits import PROTOCOL_VERSION
+from wancoll.trust.folder import in_memory
+
+if TYPE_CHECKING:
+    from wancoll.trust.keys import Key
 
 _HEADER = 5  # bytes before each record; the last two say how many follow
 _PIECE = 16 * 1024  # more than a record holds is never read at once
 _AT_ONCE = 64  # records that one call opens: then it is others' turn
-_SHAKING = 32  # records that a handshake is at most; one with long certificates takes twelve
-_SHAKING_BYTES = 16 * 1024  # and these; a token for 64 groups takes most. engine/streams/tls.c has the same
+_SHAKING = 16  # records that a handshake is at most
+_SHAKING_BYTES = 2048  # and these: a certificate of 1 KiB, and what comes with it
 _BARREN = 8  # records after it that may hold no data
-_PLAIN = "it does not speak TLS: either it was started without certificates, or this is no port of wancoll's"
-_OTHER = (
-    "its certificate is of another authority than that of the token or of --ca; where that was replaced, join with a "
-    "new token"
-)
-_PURPOSE = "is for other purposes: where it lists extended key usages it needs serverAuth and clientAuth"
+_SPEAKS = f"wancoll/{PROTOCOL_VERSION}"  # by ALPN: an end of another version hears so in words that it can read
+# OpenSSL's SSL_OP_NO_TX_ and NO_RX_CERTIFICATE_COMPRESSION (RFC 8879), from 3.2 on; the ssl module has no names for
+# them. Older versions cannot compress, and have no use for these bits. 3.5 KB of compressed ones took 16 s to read.
+_UNCOMPRESSED = 1 << 32 | 1 << 33
+_PLAIN = "it does not speak TLS: either it was started in clear, or this is no port of wancoll's"
 _LONG = "its handshake goes on and on"
-_UNKNOWN = (2, 18, 19, 20)  # OpenSSL's codes for the same
 _WHY = {  # of OpenSSL's words, what there is to do
-    "certificate expired": "the certificate shown has expired: look at the clocks of both machines, and join again",
-    "certificate has expired": "its certificate has expired: look at the clocks of both machines",
-    "certificate is not yet valid": "its certificate is not valid yet: look at the clocks of both machines",
-    "bad certificate": "the certificate shown is refused, as a rule since it is not valid yet there: look at the "
-    "clocks of both machines",
-    "certificate required": "a certificate is needed: join with a token",
-    "unknown ca": "the certificate shown is of another authority: join with a token of this one",
-    "unable to get local issuer": _OTHER,
-    "self-signed": _OTHER,
-    "unsupported certificate purpose": "its certificate " + _PURPOSE,
-    "unsupported certificate": "the certificate shown " + _PURPOSE,
-    "unsuitable certificate purpose": "its certificate " + _PURPOSE,  # of newer versions
+    "certificate required": "it wants a certificate: does it run the same version of wancoll?",
     "wrong version number": _PLAIN,
     "record layer failure": _PLAIN,
     "http request": _PLAIN,
@@ -55,38 +50,72 @@ _WHY = {  # of OpenSSL's words, what there is to do
 
 
 class TlsFailed(Exception):
-    """The other end is not who it should be, or does not speak TLS: an event, with the reason.
+    """The other end is not who it should be, or does not speak TLS: an event, with the reason."""
 
-    Attributes:
-        unknown: its certificate is of an authority that is not believed here.
-    """
 
-    def __init__(self, reason: str, *, unknown: bool = False) -> None:
-        super().__init__(reason)
-        self.unknown = unknown
+def to_dial() -> ssl.SSLContext:
+    """For a dialler. It believes anybody: its user compares the key that is `shown` before it says anything."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return _only_new(context)
+
+
+class Listening:
+    """The keys that an acceptor shows: the first one, or that which a dialler asks for by server_name()."""
+
+    def __init__(self, keys: Sequence[Key]) -> None:
+        self.keys = {_to_listen(key): key.public for key in keys}
+        self.context, *others = self.keys
+        if others:
+            _ignore_strange_names()
+            by_name = {server_name(key): context for context, key in self.keys.items()}
+
+            def choose(connection: ssl.SSLObject, asked: str | None, _: ssl.SSLContext) -> None:
+                connection.context = by_name.get(asked or "", self.context)
+
+            self.context.sni_callback = choose
+
+
+def _to_listen(key: Key) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.num_tickets = 0  # each connection proves anew who is there
+    with in_memory(key.certificate() + key.pem) as file:
+        context.load_cert_chain(file)
+    return _only_new(context)
+
+
+def _only_new(context: ssl.SSLContext) -> ssl.SSLContext:
+    """TLS 1.3, and of its groups one that costs little: one message with ffdhe8192 would take a tenth of a second."""
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.set_ecdh_curve("prime256v1")  # it takes one; all have this one, machines with rules of their own, too
+    context.set_alpn_protocols([_SPEAKS])
+    context.options |= _UNCOMPRESSED | ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_TICKET
+    return context
+
+
+def server_name(key: bytes) -> str:
+    """By which a dialler asks for the public *key* that it expects."""
+    return f"{key.hex()[:32]}.wancoll"
 
 
 class Tls:
     """TLS of one connection: bytes in, bytes out.
 
     Args:
-        context: of this end.
-        listens: this end was connected to.
-        host: that was dialled.
-
-    Raises:
-        TlsFailed: *host* can be nobody's name.
+        listening: of an acceptor; None: this end has dialled.
+        expects: public keys of which the other end, dialled, has to show one; it is asked for the last one.
     """
 
-    def __init__(self, context: ssl.SSLContext, *, listens: bool, host: str = "") -> None:
+    def __init__(self, listening: Listening | None = None, *, expects: Sequence[bytes] = ()) -> None:
         self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
-        try:
-            self._object = context.wrap_bio(
-                self._in, self._out, server_side=listens, server_hostname=None if listens else host
-            )
-        except (ValueError, TypeError) as bad:
-            raise TlsFailed(f"{host[:100]!r} is no host's name ({bad})") from bad
-        self.listens = listens
+        self._listening, self._expects = listening, expects
+        context = listening.context if listening is not None else to_dial()
+        self._object = context.wrap_bio(
+            self._in, self._out, server_side=listening is not None,
+            server_hostname=None if listening is not None else server_name(expects[-1]),
+        )  # fmt: skip
+        self.listens = listening is not None
+        self.key = b""  # public, of the acceptor, once the handshake is done
         self.done = False  # the handshake
         self.over = False  # the other end has said goodbye: nothing else that it sends is looked at
         self._first = b""  # that came
@@ -99,7 +128,7 @@ class Tls:
         """Take what came, during the handshake.
 
         Raises:
-            TlsFailed: it is over.
+            TlsFailed: it is over, or the acceptor is not the one that was expected.
         """
         self._first = self._first or data[:2]
         self._came += data
@@ -109,9 +138,27 @@ class Tls:
                     return
                 self._count()
         except (ssl.SSLError, ValueError) as bad:
-            unknown = isinstance(bad, ssl.SSLCertVerificationError) and bad.verify_code in _UNKNOWN
-            raise TlsFailed(explained(bad), unknown=unknown) from bad
+            raise TlsFailed(explained(bad)) from bad
+        self.key = self._acceptor()
         self.done, self._spare = True, _BARREN
+
+    def _acceptor(self) -> bytes:
+        if self._listening is not None:
+            return self._listening.keys[self._object.context]
+        from wancoll.trust.keys import shown
+
+        key = shown(self._object.getpeercert(binary_form=True) or b"")
+        if key not in self._expects:
+            raise TlsFailed(
+                f"it has {f'the key {key.hex()}' if key else 'no key of this version of wancoll'}, and not "
+                f"{' or '.join(one.hex() for one in self._expects)}: somebody else answers there, or it was replaced"
+            )
+        return key
+
+    @property
+    def speaks(self) -> bool:
+        """Whether the other end is of this version of the protocol."""
+        return self._object.selected_alpn_protocol() == _SPEAKS
 
     def _shaken(self) -> bool:
         try:
@@ -190,17 +237,9 @@ class Tls:
             self._object.unwrap()
         return self.outgoing()
 
-    def certificate(self) -> Mapping[str, Any]:
-        """The other end's, verified; empty: it has shown none, or nobody has looked."""
-        return self._object.getpeercert() or {}
-
-    def shown(self) -> bytes:
-        """The same as DER; empty likewise."""
-        return self._object.getpeercert(binary_form=True) or b""
-
 
 @functools.cache
-def ignore_strange_names() -> None:
+def _ignore_strange_names() -> None:
     """Let CPython write no traceback of a name that is no ASCII, in this process and for good.
 
     It writes one for each such name that a context with an sni_callback is asked for, and strangers send them.

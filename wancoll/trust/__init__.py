@@ -1,4 +1,4 @@
-"""Identities, tokens, certificates and the authority that signs them: they say which process may talk to which.
+"""Identities, keys and tokens: they say which process may talk to which.
 
 `cryptography` and the standard `ssl` do all that is cryptographic; only text, rules and files are ours.
 """

@@ -1,4 +1,4 @@
-"""The identity at the other end of a verified connection, from its certificate."""
+"""The identity at the other end of a connection, by the key that it has proved to hold."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ Role = Literal["peer", "observer", "chaos", "admin"]
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """One end of a verified connection. Where there is none (None) the connection is not verified.
+    """One end of a connection. Where there is none (None) the other end has proved nothing.
 
     Attributes:
-        name: of the daemon, or of whom else the certificate is for.
+        name: of the daemon, or of the command that asks.
         role: what it is there for.
         groups: that it may join and ask about; empty: any.
-        token: id of the token that it got its certificate with; "": without one.
-        authority: SHA-256 of the one that has signed its certificate, where a master has looked; "": none that it
-            believed.
+        token: id of the token that it was admitted with; "": without one.
+        key: its public key; b"" where connections are in clear.
     """
 
     name: str
     role: Role
     groups: tuple[str, ...] = ()
     token: str = ""
-    authority: str = ""
+    key: bytes = b""

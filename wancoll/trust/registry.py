@@ -1,4 +1,4 @@
-"""Which tokens there are and who came in with them: pure, and what a master keeps of it as rows of text.
+"""Which tokens there are and which daemons came in with them: pure, and what a master keeps of it as rows of text.
 
 Secrets are kept as their SHA-256: they are 256 random bits, so nothing slower is needed.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import msgspec
@@ -18,15 +18,11 @@ from wancoll.trust.identity import Identity, Role
 
 MOST_TOKENS = 1024
 MOST_USES = 1024
-MOST_NAMES = 65536  # daemons whose certificates are good at one time
+MOST_NAMES = 65536  # beyond, the name that was said longest ago is forgotten: its daemon comes back by its receipt
 _LIST = "`wancoll token list` shows what there is, and `wancoll token create` makes a new one, on the master's machine"
 
 
 _Row = TypeVar("_Row")
-
-
-class NotNow(ConfigError):
-    """Refused for a while: another try may do better."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,11 +35,11 @@ class Grant:
         role: of who comes with it.
         name: that it must have; "": any that nobody else has.
         groups: it may join; empty: any.
-        uses: how many daemons may come with it, each a name with its key, that may come again; 0: any number.
-        expires: seconds since 1970; 0.0: never.
-        revoked: it is good for nothing, and neither are the certificates that were got with it.
+        uses: how many daemons may come with it, each a name with its key; 0: any number.
+        expires: seconds since 1970 from when on nobody new may come; 0.0: never.
+        revoked: it is good for nothing, and neither are those who came with it.
         used: hashes of the names and keys that came with it, where they are counted.
-        authority: SHA-256 of the authority that its text names; "": of versions that did not keep it.
+        master: the master's public key that its text names, in hex.
     """
 
     id: str
@@ -55,215 +51,251 @@ class Grant:
     expires: float = 0.0
     revoked: bool = False
     used: tuple[str, ...] = ()
-    authority: str = ""
+    master: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """The holder of a name, by a certificate good until *until* (seconds since 1970); *key*: its public key's hash."""
+    """The holder of a name: its public key in hex, and what it was admitted to."""
 
+    key: str
     token: str
-    until: float
-    key: str = ""
+    role: Role = "peer"
+    groups: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Revoked:
+    """A key that is void, and the name that it had."""
+
+    name: str
+
+
+@dataclass(slots=True)
+class Changed:
+    """Rows to be written, by kind and id; None: it is to be deleted."""
+
+    rows: dict[str, dict[str, str | None]] = field(default_factory=dict)
+
+    def note(self, kind: str, id: str, row: Grant | Holder | Revoked | None) -> None:
+        """Note one row."""
+        self.rows.setdefault(kind, {})[id] = None if row is None else msgspec.json.encode(row).decode()
 
 
 class Registry:
-    """Tokens, and the daemons that came with them. Methods that change it return the id or name of the row to write.
-
-    A token that names an authority which was replaced lets no newcomer in. Who has a name by it, with that key, comes
-    back with it: its certificate may have ended while no master was there to renew it.
+    """Tokens, the names and keys that came with them, and keys that are void.
 
     Args:
-        grants: rows of before, by id, as text() gave them.
-        holders: the same by name.
-        believed: SHA-256 of the authorities that are believed: a token that names another is for nobody new.
+        rows: of before, by kind ("token", "name", "key") and id, as `changed` gave them.
+        masters: the master's public keys that are good, in hex: a token that names another is for nobody new.
+
+    Attributes:
+        changed: what is to be written.
 
     Raises:
         ConfigError: a row cannot be read.
     """
 
-    def __init__(self, grants: dict[str, str], holders: dict[str, str], believed: Collection[str] = ()) -> None:
-        self.believed = believed
-        self.grants: dict[str, Grant] = {id: _read(f"token {id}", row, Grant) for id, row in grants.items()}
-        self.holders: dict[str, Holder] = {name: _read(f"name {name}", row, Holder) for name, row in holders.items()}
-        self.forgotten: list[str] = []  # names whose rows are to be deleted
+    def __init__(self, rows: dict[str, dict[str, str]], masters: Collection[str] = ()) -> None:
+        self.masters, self.changed = masters, Changed()
+        self.grants = {id: _read(f"token {id}", row, Grant) for id, row in rows.get("token", {}).items()}
+        self.holders = {name: _read(f"name {name}", row, Holder) for name, row in rows.get("name", {}).items()}
+        self.revoked = {key: _read(f"key {key}", row, Revoked) for key, row in rows.get("key", {}).items()}
 
-    def add(self, grant: Grant, now: float) -> list[str]:
-        """A new token; ids of those that were forgotten for it.
+    def take_changed(self) -> dict[str, dict[str, str | None]]:
+        """What is to be written since the last call."""
+        changed, self.changed = self.changed.rows, Changed()
+        return changed
+
+    # ---- tokens --------------------------------------------------------------------------------------
+
+    def add(self, grant: Grant, now: float) -> None:
+        """A new token. Where there are too many, those that nobody can come with are forgotten.
 
         Raises:
             ConfigError: there are too many, or it asks for what cannot be.
         """
-        gone: list[str] = []
-        if len(self.grants) >= MOST_TOKENS:
-            used = {held.token for held in self.holders.values() if held.until > now}  # they may renew, or be revoked
-            over = [one.id for one in self.grants.values() if not self.good(one, now)]
-            gone = [id for id in over if id not in used]
-            for id in gone:
-                del self.grants[id]
-        if len(self.grants) >= MOST_TOKENS:
-            raise ConfigError(
-                "there are too many tokens", who="wancoll token create", expected=f"at most {MOST_TOKENS}",
-                got=str(len(self.grants)), hint="make fewer, with more uses each",
-            )  # fmt: skip
         if not 0 <= grant.uses <= MOST_USES:
             raise ConfigError(
                 "a token cannot have so many uses", who="--uses", expected=f"1 to {MOST_USES}, or 0: any number",
                 got=str(grant.uses),
             )  # fmt: skip
-        self.grants[grant.id] = grant
-        return gone
+        if len(self.grants) >= MOST_TOKENS:
+            used = {held.token for held in self.holders.values()}  # they may be revoked
+            for id in [one.id for one in self.grants.values() if not self.good(one, now) and one.id not in used]:
+                self.forget(id)
+        if len(self.grants) >= MOST_TOKENS:
+            raise ConfigError(
+                "there are too many tokens", who="wancoll token create", expected=f"at most {MOST_TOKENS}",
+                got=str(len(self.grants)), hint="make fewer, with more uses each",
+            )  # fmt: skip
+        self._grant(grant)
 
-    @property
-    def ends(self) -> float:
-        """Seconds since 1970: when the last certificate of all does."""
-        return max((one.until for one in self.holders.values()), default=0.0)
+    def forget(self, id: str) -> None:
+        """The token is not known any more."""
+        del self.grants[id]
+        self.changed.note("token", id, None)
 
     def good(self, grant: Grant, now: float) -> bool:
         """Whether newcomers may come with it."""
         return self._unfit(grant, now) is None
 
-    def _unfit(self, grant: Grant, now: float, *, comes_back: bool = False) -> tuple[str, str] | None:
-        """Why a newcomer, or who came with it before, may not come with it, and what it is; None: it may."""
+    def replaced(self, grant: Grant) -> bool:
+        """Whether no newcomer can come with it, since the master does not show the key that it names."""
+        return bool(grant.master) and grant.master not in self.masters
+
+    def _unfit(self, grant: Grant, now: float) -> tuple[str, str] | None:
+        """Why newcomers may not come with it, and what it is; None: they may."""
         if grant.revoked:
             return "is revoked", "this one"
-        if self.replaced(grant) and not comes_back:
-            return "names no authority of this master's any more", "one of an authority that was replaced"
+        if self.replaced(grant):
+            return "names no key of this master's any more", "one of a key that was replaced"
         if 0 < grant.expires <= now:
             return "has expired", f"one that ended {now - grant.expires:.0f} s ago by the master's clock"
         return None
 
-    def replaced(self, grant: Grant) -> bool:
-        """Whether no newcomer can come with it, since the authority that it names is gone."""
-        return bool(grant.authority) and grant.authority not in self.believed
-
     def revoke(self, id: str) -> None:
-        """It is good for nothing any more.
+        """The token is good for nothing any more, and its names are free.
 
         Raises:
             ConfigError: there is none of this id.
         """
         if id not in self.grants:
             raise ConfigError("there is no such token", who=id, hint="`wancoll token list` shows their ids")
-        self.grants[id] = replace(self.grants[id], revoked=True)
+        self._grant(replace(self.grants[id], revoked=True))
 
-    def believing(self, believed: Collection[str]) -> Registry:
-        """A copy, where these authorities are believed."""
-        found = Registry({}, {}, believed)
-        found.grants, found.holders, found.forgotten = dict(self.grants), dict(self.holders), list(self.forgotten)
-        return found
+    def _grant(self, grant: Grant) -> None:
+        self.grants[grant.id] = grant
+        self.changed.note("token", grant.id, grant)
 
-    def check_secret(self, id: str, secret: str) -> Grant:
-        """What the token allows.
+    # ---- names and keys ------------------------------------------------------------------------------
 
-        Raises:
-            ConfigError: it is not known, or has another secret; which of both is not told.
+    def known(self, name: str, key: bytes) -> Identity | None:
+        """The identity of a daemon that was admitted before, which is moved to the end of the names; None: it was not.
+
+        Ask check() next.
         """
-        grant = self.grants.get(id)
-        good = hmac.compare_digest(hash_of(secret), grant.hashed if grant is not None else hash_of(""))
-        if grant is None or not good:
-            raise _refused(id, "is not known, or its secret is wrong", "a token of this master", "another one", _LIST)
-        return grant
+        held = self.holders.get(name)
+        if held is None or held.key != key.hex():
+            return None
+        self.holders[name] = self.holders.pop(name)
+        return Identity(name, held.role, held.groups, held.token, key)
 
-    def admit(self, id: str, secret: str, name: str, key: str, now: float, until: float) -> Identity:
-        """Admit a daemon with its token; it gets a certificate that is good until *until*.
+    def admit(self, id: str, secret: str, name: str, key: bytes, now: float, present: Collection[str] = ()) -> Identity:
+        """Admit a newcomer with its token.
 
         Args:
             id: of the token.
             secret: its secret.
             name: that is asked for.
-            key: hash of the public key; with the same name it may come again, and is counted once.
+            key: its public key; one that comes again under the same name is counted once.
             now: seconds since 1970.
-            until: the same.
+            present: names that are connected, which are not forgotten.
 
         Raises:
             ConfigError: it is refused, and why.
         """
-        grant = self.check_secret(id, secret)
-        held = self.holders.get(name)
-        comes_back = held is not None and (held.token, held.key) == (id, key)
-        if (unfit := self._unfit(grant, now, comes_back=comes_back)) is not None:
+        grant = self.grants.get(id)
+        good = hmac.compare_digest(hash_of(secret), grant.hashed if grant is not None else hash_of(""))
+        if grant is None or not good:
+            raise _refused(id, "is not known, or its secret is wrong", "a token of this master", "another one", _LIST)
+        if (unfit := self._unfit(grant, now)) is not None:
             raise _refused(id, unfit[0], "a token that is good", unfit[1], _LIST)
+        if not name:
+            raise _refused(id, "is for somebody with a name", "a name", "none", "give a --name")
         if grant.name and name != grant.name:
             hint = f"start it with --name {grant.name}, or make a token for it"
             raise _refused(id, "is for another name", grant.name, repr(name), hint)
+        who = Identity(name, grant.role, grant.groups, id, key)
+        self._check_key(who)
         if not grant.name:  # one that is for this name takes it from another key
-            self._check_key(id, name, key, now)
-        used, use = grant.used, hash_of(f"{key} {name}")
+            self._check_name(who)
+        used, use = grant.used, hash_of(f"{key.hex()} {name}")
         if grant.uses and use not in used:
-            used = tuple(one for one in used if one != key)  # of earlier versions, which knew no name: it is this one's
             if len(used) >= grant.uses:
                 what = f"at most {grant.uses} daemons, each with one name and key"
                 raise _refused(id, "is used up", what, "one more", _LIST)
-            used = (*used, use)
-        self._hold(name, Holder(id, until, key), now)
-        self.grants[id] = replace(grant, used=used)
-        return Identity(name, grant.role, grant.groups, id)
+            self._grant(replace(grant, used=(*used, use)))
+        self._hold(who, present)
+        return who
 
-    def renew(self, identity: Identity, key: str, now: float, until: float) -> None:
-        """Whoever has a good certificate gets one that is good until *until*, for the same *key* (its hash).
+    def adopt(self, who: Identity, now: float, present: Collection[str] = ()) -> None:
+        """Take in whoever has shown a receipt: its name was forgotten, or lost with a journal.
+
+        Its token, where that is not known either, can be revoked from now on, and lets in nobody new.
 
         Raises:
             ConfigError: it is refused, and why.
         """
-        self.check(identity)
-        self._check_key(identity.token, identity.name, key, now)
-        self._hold(identity.name, Holder(identity.token, until, key), now)
+        self.check(who)
+        self._check_name(who)
+        self._hold(who, present)
+        if who.token and who.token not in self.grants and len(self.grants) < MOST_TOKENS:
+            self._grant(Grant(id=who.token, hashed="", role=who.role, groups=who.groups, expires=now))
 
-    def check(self, identity: Identity) -> None:
-        """Refuse whoever came with a token that was revoked; one that is not known may have been lost with a journal.
+    def check(self, who: Identity) -> None:
+        """Refuse whoever came with a token that was revoked, or whose key was.
 
         Raises:
             ConfigError: it was revoked.
         """
-        if self._is_revoked(identity.token):
+        if self._is_revoked(who.token):
             hint = "start it with a new token: --join"
-            raise _refused(identity.token, "by which it came in is revoked", "one that is good", "this one", hint)
+            raise _refused(who.token, "by which it came in is revoked", "one that is good", "this one", hint)
+        self._check_key(who)
 
-    def adopt(self, identity: Identity, now: float) -> bool:
-        """Take in the token, not known so far, of *identity*: it can be revoked, and lets in nobody new."""
-        id = identity.token
-        if not id or id in self.grants or len(self.grants) >= MOST_TOKENS:
-            return False
-        self.grants[id] = Grant(id=id, hashed="", role=identity.role, groups=identity.groups, expires=now)
-        return True
+    def revoke_key(self, name: str) -> None:
+        """The key of *name* is void, and the name is free.
+
+        Raises:
+            ConfigError: nobody has that name.
+        """
+        held = self.holders.pop(name, None)
+        if held is None:
+            raise ConfigError(
+                "is no daemon that was admitted here", who=name, hint="`wancoll status` shows the names of daemons"
+            )
+        self.changed.note("name", name, None)
+        self.revoked[held.key] = Revoked(name)
+        self.changed.note("key", held.key, self.revoked[held.key])
 
     def _is_revoked(self, token: str) -> bool:
         return token in self.grants and self.grants[token].revoked
 
-    def _check_key(self, id: str, name: str, key: str, now: float) -> None:
-        """Check that no other key has the *name* by a certificate that is still good."""
-        holder = self.holders.get(name)
-        if holder is not None and holder.key != key and holder.until > now and not self._is_revoked(holder.token):
-            raise _refused(
-                id, "cannot give this name, which is another daemon's (it has another key)", "a name of its own",
-                repr(name), "choose another --name; or, if it is the same one and has lost its --state, start it with "
-                f"a token for this name (`wancoll token create --name`), or wait {holder.until - now:.0f} s for the "
-                "other certificate to end",
+    def _check_key(self, who: Identity) -> None:
+        if who.key.hex() in self.revoked:
+            raise ConfigError(
+                "has a key that an operator has revoked", who=who.name, expected="a key that is good",
+                got=f"{who.key.hex()}, once of {self.revoked[who.key.hex()].name}",
+                hint="start it with an empty --state and a new token: --join",
             )  # fmt: skip
 
-    def _hold(self, name: str, holder: Holder, now: float) -> None:
-        if name not in self.holders and len(self.holders) >= MOST_NAMES:
-            for old in [one for one, held in self.holders.items() if held.until <= now]:
-                del self.holders[old]
-                self.forgotten.append(old)
-            if len(self.holders) >= MOST_NAMES:
-                what = f"at most {MOST_NAMES} names with certificates"
-                raise NotNow(
-                    "cannot give a certificate now", who=f"token {holder.token}", expected=what, got="one more",
-                    hint="wait for some to end",
-                )  # fmt: skip
-        self.holders[name] = holder
+    def _check_name(self, who: Identity) -> None:
+        """Check that no other key has the name."""
+        holder = self.holders.get(who.name)
+        if holder is not None and holder.key != who.key.hex() and not self._is_revoked(holder.token):
+            raise _refused(
+                who.token, "cannot give this name, which is another daemon's (it has another key)",
+                "a name of its own", repr(who.name),
+                "choose another --name; or, if it is the same one and has lost its --state, start it with a token for "
+                "this name (`wancoll token create --name`), or free the name (`wancoll key revoke`)",
+            )  # fmt: skip
+
+    def _hold(self, who: Identity, present: Collection[str]) -> None:
+        if who.name not in self.holders and len(self.holders) >= MOST_NAMES:
+            oldest = next((name for name in self.holders if name not in present), None)
+            if oldest is None:
+                raise _refused(who.token, "cannot be used now", f"at most {MOST_NAMES} names", "one more", _LIST)
+            del self.holders[oldest]
+            self.changed.note("name", oldest, None)
+        self.holders.pop(who.name, None)
+        self.holders[who.name] = held = Holder(who.key.hex(), who.token, who.role, who.groups)
+        self.changed.note("name", who.name, held)
 
 
 def hash_of(secret: str) -> str:
     """SHA-256 in hex."""
     return hashlib.sha256(secret.encode()).hexdigest()
-
-
-def text(row: Grant | Holder) -> str:
-    """One row, to be kept."""
-    return msgspec.json.encode(row).decode()
 
 
 def _read(who: str, row: str, kind: type[_Row]) -> _Row:

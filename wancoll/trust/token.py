@@ -1,4 +1,4 @@
-"""A token as text: what a master prints and a daemon is started with. It proves the master, and who was invited."""
+"""A token as text: what a master prints and a daemon is started with: the master's key, and a secret."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from wancoll.errors import ConfigError
 from wancoll.local import split_addresses
 
-_FORM = re.compile(r"WC1([0-9a-f]{64})::([0-9a-z]{4,32})\.([0-9A-Za-z_-]{32,64})@(\S+)")
-_LOOKS_LIKE = "WC1<sha256 of the authority>::<id>.<secret>@HOST:PORT, in one piece"
+_FORM = re.compile(r"WC2([0-9a-f]{64})::([0-9a-z]{4,32})\.([0-9A-Za-z_-]{32,64})@(\S+)")
+_LOOKS_LIKE = "WC2<the master's public key>::<id>.<secret>@HOST:PORT, in one piece"
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,19 +17,24 @@ class Token:
     """What a master prints, and a daemon is started with.
 
     Attributes:
-        authority: SHA-256 of the authority's certificate (DER), in hex: the master that answers must have it.
+        master: public key (32 bytes) that the master has to prove.
         id: names the token; no secret.
         secret: whoever knows it may come in.
         address: of the master, "host:port", or several, with commas.
     """
 
-    authority: str
+    master: bytes
     id: str
     secret: str = field(repr=False)
     address: str
 
     def __str__(self) -> str:
-        return f"WC1{self.authority}::{self.id}.{self.secret}@{self.address}"
+        return f"WC2{self.master.hex()}::{self.shown}@{self.address}"
+
+    @property
+    def shown(self) -> str:
+        """What the master is shown of it."""
+        return f"{self.id}.{self.secret}"
 
 
 def parse(text: str, *, what: str = "--join") -> Token:
@@ -40,9 +45,12 @@ def parse(text: str, *, what: str = "--join") -> Token:
     """
     found = _FORM.fullmatch(text.strip())
     if found is None:
+        old = text.strip().startswith("WC1")
         raise ConfigError(
-            "is no token", who=what, expected=_LOOKS_LIKE, got=f"{len(text)} characters that are not of this form",
-            hint="paste the whole line that `wancoll master` or `wancoll token create` printed",
+            "is a token of an earlier version" if old else "is no token", who=what, expected=_LOOKS_LIKE,
+            got=f"{len(text)} characters that are not of this form",
+            hint="run the same wancoll version everywhere, and make a new token there (`wancoll token create`)" if old
+            else "paste the whole line that `wancoll master` or `wancoll token create` printed",
         )  # fmt: skip
     split_addresses(found[4], what=f"the address in {what}")
-    return Token(*found.groups())
+    return Token(bytes.fromhex(found[1]), found[2], found[3], found[4])

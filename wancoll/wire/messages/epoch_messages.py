@@ -7,6 +7,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from wancoll.wire.messages.fields import Addresses, Calls, Goodbyes, Message, Name, Number, Rank, Site, Text, World
+from wancoll.wire.messages.trust_messages import KeyInEpoch
 
 
 class MemberInfo(Message, frozen=True):
@@ -17,6 +18,7 @@ class MemberInfo(Message, frozen=True):
     daemon: Name
     addresses: Addresses
     site: Site
+    key: KeyInEpoch = b""  # the daemon's public key
 
 
 class Plan(Message, frozen=True):

@@ -7,6 +7,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from wancoll.wire.messages.fields import Bits, First, Message, Name, Number, Text
+from wancoll.wire.messages.trust_messages import Challenge, Signed
 
 
 class LaneHello(First, frozen=True):
@@ -50,5 +51,5 @@ class LaneRefused(Message, frozen=True):
     filler: bytes = b""
 
 
-LaneFirst = LaneHello | ProbeHello
-LaneAnswer = LaneWelcome | LaneRefused
+LaneFirst = LaneHello | ProbeHello | Signed
+LaneAnswer = LaneWelcome | LaneRefused | Challenge

@@ -12,7 +12,7 @@ from wancoll.wire.messages.epoch_messages import Epoch, EpochChange
 from wancoll.wire.messages.fields import Addresses, Bits, Calls, First, Message, Name, Number, Real, Text
 from wancoll.wire.messages.peer_messages import UpdateOutcome
 from wancoll.wire.messages.status_messages import EvictAnswer, Status
-from wancoll.wire.messages.trust_messages import AuthorityIs, Enrolled, RotationIs, Tokens
+from wancoll.wire.messages.trust_messages import Admitted, Challenge, KeyInEpoch, KeysAre, Tokens
 
 
 class Welcome(First, frozen=True):
@@ -171,6 +171,7 @@ class Probe(Message, frozen=True):
     target: Number
     daemon: Name  # who should answer there
     addresses: Addresses
+    key: KeyInEpoch = b""  # its public key
 
 
 class MeasureLink(Message, frozen=True):
@@ -179,6 +180,7 @@ class MeasureLink(Message, frozen=True):
     daemon: Name
     addresses: Addresses
     nbytes: Number
+    key: KeyInEpoch = b""  # its public key
 
 
 class StandsBy(Message, frozen=True):
@@ -200,6 +202,6 @@ class Bye(Message, frozen=True):
 _OfEpoch = Commit | Epoch | EpochChange | Abort | Resumed | Updated | Evicted
 _OfMember = Joined | Refused | ContributeZeros | Matched | Settled | Waited | Redial
 ToMember = _OfEpoch | _OfMember  # all have a group
-AnswersOfTrust = AuthorityIs | Enrolled | Tokens | RotationIs
+AnswersOfTrust = Tokens | KeysAre
 _ToDaemon = Welcome | StandsBy | Bye | Pong | Probe | MeasureLink | AskToLeave
-FromMaster = ToMember | _ToDaemon | AnswersOfTrust | Status | EvictAnswer | Ok
+FromMaster = ToMember | _ToDaemon | Challenge | Admitted | AnswersOfTrust | Status | EvictAnswer | Ok

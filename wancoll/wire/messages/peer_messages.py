@@ -11,7 +11,7 @@ from wancoll.wire.messages.client_messages import Arm, AskToLeave
 from wancoll.wire.messages.epoch_messages import Plan, Void
 from wancoll.wire.messages.fields import Addresses, Bits, First, Message, Name, Number, Real, Seconds, Site, Text, World
 from wancoll.wire.messages.status_messages import Evict, StatusRequest
-from wancoll.wire.messages.trust_messages import AboutTrust
+from wancoll.wire.messages.trust_messages import AboutTrust, Signed
 
 
 class Hello(First, frozen=True):
@@ -338,4 +338,4 @@ _OfEpoch = (
     Vote | LinkDown | Waits | Mismatch | GiveUp | CalledWithGrace | Frozen | Differs | Written | P2PCall | P2PDone
 )
 _Asked = StatusRequest | AskElection | Evict | AskToLeave | Arm | AboutTrust
-FromPeer = _OfEpoch | _OfDaemon | _OfPlace | _Asked
+FromPeer = _OfEpoch | _OfDaemon | _OfPlace | _Asked | Signed

@@ -1,4 +1,4 @@
-"""Messages about identities: tokens, enrolment, rotation. They pass over TLS only; all but Renew come first."""
+"""Messages about identities: the proof of a key, receipts, tokens, keys of masters. They pass over TLS only."""
 
 from __future__ import annotations
 
@@ -8,45 +8,47 @@ from msgspec import Meta
 
 from wancoll.wire.messages.fields import First, Message, Name, Number, Seconds, Text
 
-PEM_BYTES = 16384
-Pem = Annotated[bytes, Meta(max_length=PEM_BYTES)]
 Role = Literal["peer", "observer", "chaos", "admin"]
+RECEIPT_BYTES = 12 * 1024  # one for 64 groups with long names
+PublicKey = Annotated[bytes, Meta(min_length=32, max_length=32)]  # Ed25519
+KeyInEpoch = Annotated[bytes, Meta(max_length=32)]  # the same; b"": in clear nobody has one
+Signature = Annotated[bytes, Meta(min_length=64, max_length=64)]
+TokenId = Annotated[str, Meta(max_length=64)]
 
 
-class AskAuthority(First, frozen=True):
-    """Asks for the authority's certificate, whose hash the token of the sender holds."""
+class Challenge(Message, frozen=True):
+    """The first message of an acceptor. *nonce*: 32 random bytes, which whoever has dialled signs in Signed."""
+
+    nonce: Annotated[bytes, Meta(min_length=32, max_length=32)]
 
 
-class AuthorityIs(Message, frozen=True):
-    """Answer to AskAuthority: whom to believe, that which signs first. Who has a token believes the one that it names.
+class Signed(Message, frozen=True):
+    """The first message of whoever has dialled, and the proof of its key. docs/protocol.md says what is signed."""
 
-    To a daemon after each Welcome, too, and whenever that changes.
-    """
+    key: PublicKey
+    signature: Signature
+    body: Annotated[bytes, Meta(max_length=65536)]  # the message that it would have begun with in clear, in msgpack
+    receipt: Annotated[bytes, Meta(max_length=RECEIPT_BYTES)] = b""  # a Receipt in msgpack; b"": it has none
+    name: Annotated[str, Meta(max_length=128)] = ""  # that a newcomer wants to be admitted by
+    token: Annotated[str, Meta(max_length=256)] = ""  # "id.secret", to be admitted with
 
-    certificates: Pem
 
+class Receipt(Message, frozen=True):
+    """A master's word that it has admitted the owner of *key*, by the fields of an Identity."""
 
-class Enroll(First, frozen=True):
-    """A token's secret for a certificate; *request* proves that its sender has the key."""
-
-    token: Annotated[str, Meta(max_length=64)]
-    secret: Annotated[str, Meta(max_length=128)]
     name: Name
-    request: Pem
+    key: PublicKey
+    role: Role
+    groups: Annotated[list[Name], Meta(max_length=64)]
+    token: TokenId
+    signatures: Annotated[list[Signature], Meta(max_length=2)]  # of the same without any, one by each of its keys
 
 
-class Renew(Message, frozen=True):
-    """Asks for the next certificate, over the connection that the present one opened."""
+class Admitted(Message, frozen=True):
+    """To a daemon after each Welcome, and when the keys change: its receipt, and the keys that its masters show."""
 
-    request: Pem
-
-
-class Enrolled(Message, frozen=True):
-    """Answer to Enroll and Renew. With *refused*, why there is none, the certificate is empty."""
-
-    certificate: Pem
-    refused: Text = ""
-    authorities: Pem = b""  # as AuthorityIs has them
+    receipt: Annotated[bytes, Meta(max_length=RECEIPT_BYTES)]
+    keys: Annotated[list[PublicKey], Meta(min_length=1, max_length=2)]  # the newest last
 
 
 class MakeToken(First, frozen=True):
@@ -80,7 +82,7 @@ class TokenInfo(Message, frozen=True):
     used: int  # of those that are counted
     expires: float  # seconds since 1970; 0: never
     revoked: bool
-    replaced: bool = False  # the authority that it names is not believed any more
+    replaced: bool = False  # the master's key that it names is not good any more
 
 
 class Tokens(Message, frozen=True):
@@ -91,34 +93,29 @@ class Tokens(Message, frozen=True):
     refused: Text = ""
 
 
-class AskRotation(First, frozen=True):
-    """From `wancoll ca show`."""
+class AskKeys(First, frozen=True):
+    """From `wancoll key show`."""
 
 
-class Rotate(First, frozen=True):
-    """From `wancoll ca rotate`; *seconds* of each phase (0: what is safe), *now*: the old one is dropped at once."""
+class RotateKey(First, frozen=True):
+    """From `wancoll key rotate`: begin with a new key; *finish*: drop the old one; *now*: both, and void all else."""
 
-    seconds: Seconds
-    now: bool
-
-
-class AuthorityInfo(Message, frozen=True):
-    """An authority as `wancoll ca show` shows it; times are seconds since 1970."""
-
-    sha256: str
-    made: float
-    ends: float
-    signs: bool
+    finish: bool = False
+    now: bool = False
 
 
-class RotationIs(Message, frozen=True):
-    """Answer to the two before. With *refused* nothing was done; *made*: a new token, where no other is good."""
+class RevokeKey(First, frozen=True):
+    """From `wancoll key revoke`: the key of daemon *name* is void."""
 
-    phase: str = ""
-    until: float = 0.0  # seconds since 1970: the next phase; 0.0: none follows
-    authorities: list[AuthorityInfo] = []
+    name: Name
+
+
+class KeysAre(Message, frozen=True):
+    """Answer to the three before. With *refused* nothing was done; *made*: a new token, where no other is good."""
+
+    keys: list[PublicKey] = []  # that the master shows, the newest last
     made: str = ""
     refused: Text = ""
 
 
-AboutTrust = AskAuthority | Enroll | Renew | MakeToken | RevokeToken | ListTokens | AskRotation | Rotate
+AboutTrust = MakeToken | RevokeToken | ListTokens | AskKeys | RotateKey | RevokeKey
