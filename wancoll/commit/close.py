@@ -10,6 +10,7 @@ counted.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Collection
 from typing import NamedTuple
@@ -18,6 +19,8 @@ from wancoll.commit.tally import UPDATE, Result, Tally
 from wancoll.errors import ProtocolError
 from wancoll.wire.messages import EpochReport
 
+_MOST_HAVE = "operation {} is committed, as most have it; this member has another result of it, or none"
+_CLAIMS = "it says that operation {} is committed; most have another result of it, or none"
 _COMMITTED = -1, -1  # it is committed there, longer ago than the member keeps results
 
 
@@ -89,29 +92,22 @@ def close_epoch(
         ends: says of a seq which nobody says is committed that it has not happened, whoever has finished it.
         voids: seqs that nobody can finish.
     """
-    tally = _tally({mid: words[mid] for mid in stay}, base, voids)
-    top = max([base, *(each.committed for each in words.values())])
-    alike = _alike(words)
+    tally, said = _tally({mid: words[mid] for mid in stay}, base, voids), _Said(words)
     sure, upto, results, seq = base, base, list[tuple[int, int, int]](), base
-    for point in _points(words.values(), base, top, voids):  # all from seq + 1 to point are alike
+    for point in said.points(base, voids):  # all from seq + 1 to point are alike
         if point not in voids:
-            while True:
-                said = {each.of(point) for each in alike}
-                won, wrong, tied = _count(words, point) if len(said) > 1 else (said.pop(), {}, False)
+            won, wrong, tied = said.count(point)
+            while wrong:
                 if out := {mid: why for mid, why in wrong.items() if mid in stay}:
                     return EpochOutcome(sure, upto, results, out)
-                if not wrong:
-                    break
-                # Those are lost, and count no more.
-                words = {mid: each for mid, each in words.items() if mid not in wrong}
-                if not words:
+                said.remove(wrong)  # they are lost, and count no more
+                if not said.words:
                     return EpochOutcome(sure, upto, results)
-                alike = _alike(words)
-                top = max(each.committed for each in alike)
-            if point > top:  # only those that were wrong said that it is committed
+                won, wrong, tied = said.count(point)
+            if point > said.top:  # only those that were wrong said that it is committed
                 won = None
             if tied:
-                return EpochOutcome(sure, upto, results, tied=range(seq + 1, top + 1))
+                return EpochOutcome(sure, upto, results, tied=range(seq + 1, said.top + 1))
             if won is None:  # nobody who is right says that it is committed
                 won = tally.agreed(point)
                 if won is None or ends(point):
@@ -141,33 +137,74 @@ def _tally(words: dict[int, Word], base: int, voids: Collection[int]) -> Tally:
     return tally
 
 
-def _alike(words: dict[int, Word]) -> Collection[Word]:
-    """One of those that say the same: a thousand may."""
-    return {(each.committed, id(each.has)): each for each in words.values()}.values()
+class _Said:
+    """What members say, to be counted seq by seq: a seq costs as much as the members that name it.
 
+    Args:
+        words: by mid.
 
-def _points(words: Collection[Word], base: int, top: int, voids: Collection[int]) -> list[int]:
-    """Seqs up to *top* of which words differ from those about the next one; a huge number costs no time."""
-    marks = {seq for each in words for seq in each.has}.union(voids)
-    return sorted(
-        seq for seq in marks.union((seq - 1 for seq in marks), (each.committed for each in words)) if base < seq <= top
-    )
+    Attributes:
+        words: of those that were not removed.
+    """
 
+    def __init__(self, words: dict[int, Word]) -> None:
+        self.words = dict(words)
+        # By seq: how many name this result, and say with it whether it is committed.
+        self._named: dict[int, dict[tuple[Result, bool], int]] = {}
+        self._upto = sorted(each.committed for each in words.values())
+        alike = {(each.committed, id(each.has)): each for each in words.values()}
+        counts = Counter((each.committed, id(each.has)) for each in words.values())  # a thousand may say the same
+        for same, each in alike.items():
+            for seq, result in each.has.items():
+                named = self._named.setdefault(seq, {})
+                named[result, seq <= each.committed] = named.get((result, seq <= each.committed), 0) + counts[same]
 
-def _count(words: dict[int, Word], seq: int) -> tuple[Result | None, dict[int, str], bool]:
-    """With which result *seq*, which somebody says is committed, is so; who is wrong about it; whether it is a tie."""
-    said = {mid: each.of(seq) for mid, each in words.items()}
-    claims = {said[mid] for mid, each in words.items() if seq <= each.committed}
-    bear = Counter(said.values())
-    for_any = bear.pop(_COMMITTED, 0)  # they have forgotten with which result
-    against, tied = set[Result | None](), False
-    for claim in (claims - {_COMMITTED}) or claims:
-        votes = 2 * (bear[claim] + for_any)
-        if votes > len(words):
-            why = f"operation {seq} is committed, as most have it; this member has another result of it, or none"
-            return claim, {mid: why for mid, one in said.items() if one not in (claim, _COMMITTED)}, False
-        tied = tied or votes == len(words)
-        if votes < len(words):
-            against.add(claim)
-    why = f"it says that operation {seq} is committed; most have another result of it, or none"
-    return None, {mid: why for mid, one in said.items() if one in against and seq <= words[mid].committed}, tied
+    @property
+    def top(self) -> int:
+        """The newest seq that somebody says is committed."""
+        return self._upto[-1]
+
+    def points(self, base: int, voids: Collection[int]) -> list[int]:
+        """Seqs from *base* to the top of which words differ from those about the next one.
+
+        A huge number costs no time.
+        """
+        marks = self._named.keys() | set(voids)
+        return sorted(
+            seq for seq in marks.union((seq - 1 for seq in marks), self._upto) if base < seq <= max(base, self.top)
+        )
+
+    def remove(self, mids: Collection[int]) -> None:
+        """These members count no more."""
+        for mid in mids:
+            each = self.words.pop(mid)
+            self._upto.remove(each.committed)
+            for seq, result in each.has.items():
+                self._named[seq][result, seq <= each.committed] -= 1
+
+    def count(self, seq: int) -> tuple[Result | None, dict[int, str], bool]:
+        """With which result *seq* is committed, who is wrong about it, and whether it is a tie."""
+        bear, claims, named = dict[Result, int](), set[Result](), 0
+        for (result, claimed), count in self._named.get(seq, {}).items():
+            bear[result] = bear.get(result, 0) + count
+            if claimed and count:
+                claims.add(result)
+                named += count
+        # Those that say that it is committed, and have forgotten with which result.
+        for_any = len(self._upto) - bisect_left(self._upto, seq) - named
+        if not claims and not for_any:
+            return None, {}, False
+        tied, against = False, set[Result]()
+        for claim in sorted(claims, key=lambda one: (-bear[one], one)) or [_COMMITTED]:
+            votes = bear.get(claim, 0) + for_any
+            if votes == len(self.words):
+                return claim, {}, False
+            if 2 * votes > len(self.words):
+                wrong = [mid for mid, each in self.words.items() if each.of(seq) not in (claim, _COMMITTED)]
+                return claim, dict.fromkeys(wrong, _MOST_HAVE.format(seq)), False
+            if 2 * votes == len(self.words):
+                tied = True
+            else:
+                against.add(claim)
+        wrong = [mid for mid, each in self.words.items() if seq <= each.committed and each.of(seq) in against]
+        return None, dict.fromkeys(wrong, _CLAIMS.format(seq)), tied
