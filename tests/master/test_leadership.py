@@ -701,7 +701,7 @@ async def test_a_key_that_is_not_text_is_named(etcd: chaos.Etcd, count: int) -> 
     async with Etcd(Access([etcd.url]), 5.0) as client:
         for i in range(0, count, 50):
             raw = [f"{prefix}g/".encode() + b"\xff%03d" % k for k in range(i, min(i + 50, count))]
-            changes = [put("", "v4 1 1 0 1") for _ in raw]
+            changes = [put("", "v5 1 1 0 0 1") for _ in raw]
             for change, key in zip(changes, raw, strict=True):
                 change["request_put"]["key"] = base64.b64encode(key).decode()
             assert (await client.txn([], changes, [])).succeeded
@@ -819,7 +819,7 @@ async def test_what_another_version_wrote_is_refused(etcd: chaos.Etcd) -> None:
     keys = Keys(next(_prefixes))
     async with Etcd(Access([etcd.url]), 5.0) as client, writing(client, keys):
         await client.txn([], [put(keys.groups + "g", "4 40 1 300\n{}")], [])
-        with pytest.raises(Unreadable, match="g in etcd: cannot be read by this version; expected a group of form v4"):
+        with pytest.raises(Unreadable, match="g in etcd: cannot be read by this version; expected a group of form v5"):
             await loaded(client, keys)
 
 
@@ -853,27 +853,27 @@ def test_what_a_master_wrote_comes_back() -> None:
         assert read(Entry("key", text(value), 1, 1), type(value)) == value
 
 
-@pytest.mark.parametrize("at", range(6))
+@pytest.mark.parametrize("at", range(7))
 @pytest.mark.parametrize("bad", ["1e999", "-1", HUGE, "9" * 5000, "x", DEEP, '"\ud800"'], ids=lambda bad: bad[:10])
 def test_what_no_master_wrote_of_a_group_is_refused(at: int, bad: str) -> None:
-    good = ["4", "40", "300", "7", '{"ProtocolError":[41]}', '{"7":["m",9]}']
+    good = ["4", "40", "300", "99", "7", '{"ProtocolError":[41]}', '{"7":["m",9]}']
 
     def used(*numbers: str) -> Used:
-        return used_from(numbers[:4], *numbers[4:])
+        return used_from(numbers[:5], *numbers[5:])
 
-    assert used(*good) == Used(4, frozenset({7}), 40, {41: "ProtocolError"}, 300, {7: Former("m", 9)})
-    into = {4: f'{{"ProtocolError":[{bad}]}}', 5: f'{{"{bad}":["m",9]}}'}
+    assert used(*good) == Used(4, frozenset({7}), 40, {41: "ProtocolError"}, 300, {7: Former("m", 9)}, 99)
+    into = {5: f'{{"ProtocolError":[{bad}]}}', 6: f'{{"{bad}":["m",9]}}'}
     with pytest.raises(ValueError, match=r".+"):
         used(*good[:at], into.get(at, bad), *good[at + 1 :])
 
 
 def test_a_group_is_of_no_more_than_can_be_told() -> None:
     for numbers, voids, former in [
-        ([1, 1], "", ""),
-        ([1, 1, 1, *range(1025)], "", ""),
-        ([1, 1, 1], json.dumps({"E": list(range(8193))}), ""),
-        ([1, 1, 1], DEEP, ""),
-        ([1, 1, 1], "", json.dumps(dict.fromkeys(range(1025), ("m", 1)))),
+        ([1, 1, 1], "", ""),
+        ([1, 1, 1, 1, *range(1025)], "", ""),
+        ([1, 1, 1, 1], json.dumps({"E": list(range(8193))}), ""),
+        ([1, 1, 1, 1], DEEP, ""),
+        ([1, 1, 1, 1], "", json.dumps(dict.fromkeys(range(1025), ("m", 1)))),
     ]:
         with pytest.raises(ValueError, match=r".+"):
             used_from(numbers, voids, former)
@@ -1271,7 +1271,7 @@ async def test_a_standby_waits_for_a_lease_that_lives_and_where_all_is_lost_for_
     [
         ("leader", '{"address":"127.0.0.1:1","term":1e999,"id":"x"}'),
         ("facts", DEEP),
-        pytest.param("groups/g", f"v4 {1 << 70} 1 1 1", marks=pytest.mark.check),
+        pytest.param("groups/g", f"v5 {1 << 70} 1 1 0 1", marks=pytest.mark.check),
     ],
 )
 async def test_a_master_stands_by_until_what_nobody_can_read_is_gone(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
 import pytest
 
 from tests.master.transcript import Room, report_of
@@ -91,3 +94,39 @@ def test_no_report_decides_alone_where_the_master_commits(case: str) -> None:
     assert [void.seq for void in room.group.voids.values() if void.error == "OutcomeUnknown"] == unknown
     assert room.epoch == (2 if out or unknown else 1)
     assert room.state.members.keys() == set(mids) - set(out)
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"start_world": 1},
+        {"min_world": 2},
+        {"call_timeout": 9.0},
+        {"key": b"x" * 16},
+        {"members": [(3, "m2", "d2"), (1, "m0", "d1"), (2, "m1", "d0")]},
+        {"plan": "other"},
+    ],
+    ids=lambda lie: next(iter(lie)),
+)
+def test_the_journal_says_what_an_epoch_was_also_to_a_liar_that_reports_first(lie: dict[str, Any]) -> None:
+    """Else what the first one says would have the honest ones, who say otherwise, cut off."""
+    room = Room(Limits(voters=32))
+    for i in range(3):
+        room.join(f"m{i}", start=3)
+    told = room.one("d0", m.Epoch)
+    used = room.state.used
+    room.restart()
+    room.state.used.update(used)
+    members = [(one.mid, one.name, one.daemon) for one in told.members]
+    honest = {"members": members, "plan": told.plan, "key": told.key, "start_world": 3, "min_world": 1}
+    if "plan" in lie:
+        lie = {"plan": msgspec.structs.replace(told.plan, lanes=told.plan.lanes + 1)}
+    for daemon in ("d0", "d1", "d2"):
+        room.hello(daemon)
+    liar = room.conns["d2"]
+    room.say("d2", report_of(3, **(honest | lie)))
+    assert "reports another epoch than the journal's" in room.closed[liar]
+    for mid, daemon in ((1, "d0"), (2, "d1")):
+        room.say(daemon, report_of(mid, **honest))
+        assert room.conns[daemon] not in room.closed
+    assert set(room.group.rebuild.reports) == {1, 2}

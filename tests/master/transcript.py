@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -158,7 +159,7 @@ class Room:
             term=term,
             floor=floor,
             next_mid=max(1, next_mid),
-            used=self.journal,
+            used={name: replace(one, terms=0) for name, one in self.journal.items()},  # scripts make reports up
             now=self.now,
             holds=lost and not first,
         )

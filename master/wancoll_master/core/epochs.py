@@ -17,12 +17,14 @@ committed and another report is against that: then all reports are counted (wanc
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 from itertools import islice
 from math import inf
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace as structs_replace
 
 from wancoll.commit import close
@@ -176,8 +178,10 @@ def _next_epoch(step: Step, group: Group, reason: str, *, free: bool = False) ->
     passed = group.current.closing is not None and group.current.closing.passed
     plan = _plan(step, group, free=free)
     group.begin(reason, votes=plan.collectors == "members", window=counting.window(step))
-    persist(step, group)
     members = group.members
+    places = [(one.mid, one.name, one.daemon.name) for one in members]
+    numbers = group.start_world, group.min_world, group.call_timeout
+    persist(step, group, terms(places, group.key, numbers, group.committed, plan))
     epoch = m.Epoch(
         group=group.name,
         to=0,
@@ -238,18 +242,27 @@ def _propose(step: Step, group: Group, before: Planned | None, *, free: bool) ->
     return step.planner(Request(step.state.measures, group.members, before, bad, step.now, free))
 
 
-def persist(step: Step, group: Group) -> None:
-    """Have the group's epoch written down before anybody hears of it."""
+def persist(step: Step, group: Group, terms: int) -> None:
+    """Have the group's epoch written down before anybody hears of it; *terms*: see Used."""
     state = step.state
     state.highest_epoch = max(state.highest_epoch, group.epoch)
     voids = {seq: void.error for seq, void in group.voids.items()}
     alone = reserved.alone(step, max(one.daemon.master_grace for one in group.members)) if group.current.votes else 0
     former = {one.mid: Former(one.name, one.daemon.incarnation) for one in group.members[: DEFAULT.voters]}
-    used = Used(group.epoch, frozenset(member.mid for member in group.members), group.committed, voids, alone, former)
+    mids = frozenset(member.mid for member in group.members)
+    used = Used(group.epoch, mids, group.committed, voids, alone, former, terms)
     state.inherited.discard(group.name)
     state.alone.pop(group.name, None)
     step.persist().groups[group.name] = used
     keep_newest(state.used, group.name, used, step.limits.groups_known)
+
+
+def terms(
+    members: list[tuple[int, str, str]], key: bytes, numbers: tuple[int, int, float], base: int, plan: m.Plan
+) -> int:
+    """Hash of what all members of an epoch report alike: 56 bits, of which a liar finds no second text."""
+    text = msgspec.msgpack.encode((members, key, numbers, base, plan))
+    return int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "big")
 
 
 def _form(step: Step, group: Group) -> bool:

@@ -184,6 +184,7 @@ class Used:
     voids: dict[int, str] = field(default_factory=dict)  # by seq: a class of wancoll.errors
     alone: int = 0  # seconds for which its members may go on without a master (C8); 0: they commit nothing there
     former: dict[int, Former] = field(default_factory=dict)  # by mid: the first 32 members, but who has stopped
+    terms: int = 0  # hash of what all its members report alike; 0: not known
 
 
 JUMP = 1 << 20  # epochs, ids and terms to skip where some may have been told that the store does not know (R9)

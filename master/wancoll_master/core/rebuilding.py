@@ -219,10 +219,9 @@ def _may_have_existed(step: Step, group: Group) -> bool:
     return bool(group.members) or reserved.held(step, group) or group.name in step.state.used
 
 
-def _terms(report: m.Report) -> tuple[object, ...]:
-    """What all members of an epoch report alike."""
+def _terms(report: m.Report) -> int:
     numbers = report.start_world, report.min_world, report.call_timeout
-    return report.members, report.key, numbers, report.base, report.plan
+    return epochs.terms(report.members, report.key, numbers, report.base, report.plan)
 
 
 def _check(step: Step, daemon: Daemon, report: m.Report, epoch: Reported, *, first: bool) -> None:
@@ -230,6 +229,9 @@ def _check(step: Step, daemon: Daemon, report: m.Report, epoch: Reported, *, fir
     if used is not None and (report.epoch > used.epoch or (report.epoch == used.epoch and report.base > used.base)):
         expected, got = f"epoch {used.epoch} above {used.base}", f"epoch {report.epoch} above {report.base}"
         raise ProtocolError("reports an epoch that no master made", expected=expected, got=got)
+    kept = used.terms if used is not None and (used.epoch, used.mids) == (report.epoch, epoch.daemons.keys()) else 0
+    if kept not in (0, _terms(report)):
+        raise ProtocolError("reports another epoch than the journal's", got=f"epoch {report.epoch}")
     if epoch.daemons.get(report.mid) != daemon.name or len(epoch.daemons) < len(epoch.report.members):
         raise ProtocolError("reports for a member that is not its own", got=f"member {report.mid}")
     if first:
@@ -538,7 +540,7 @@ def _go_on(step: Step, group: Group, newest: m.Report, reports: dict[int, m.Epoc
     group.begin(newest.reason, votes=votes, window=counting.window(step))
     for ends in newest.plan.avoid:
         group.bad_pairs[pair(*ends)] = step.now + BAD_PAIR_SECONDS
-    epochs.persist(step, group)
+    epochs.persist(step, group, _terms(newest))
     for member in group.members:
         told = m.Resumed(group.name, member.mid, group.epoch, step.state.term)
         step.send(member.daemon.conn, told)

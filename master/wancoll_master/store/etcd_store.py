@@ -34,7 +34,7 @@ from wancoll_master.store.facts import (
 log = structlog.get_logger("wancoll.master")
 
 _GROUPS_PER_WRITE = 32  # etcd takes 128 changes and 1.5 MiB at once
-_FORM = "v4"  # of a group's numbers: those of another version are refused, not misread
+_FORM = "v5"  # of a group's numbers: those of another version are refused, not misread
 _KEPT_PER_WRITE, _KEPT_BYTES_PER_WRITE = 64, 256 * 1024
 _RETRY = 0.05  # seconds
 
@@ -224,7 +224,7 @@ class EtcdStore:
         compare = [created(keys.leader, self._leading_since), modified(keys.facts, self._revision)]
         changes = [put(keys.facts, facts_text)]
         for name, used in groups.items():
-            numbers = " ".join(map(str, [_FORM, used.epoch, used.base, used.alone, *sorted(used.mids)]))
+            numbers = " ".join(map(str, [_FORM, used.epoch, used.base, used.alone, used.terms, *sorted(used.mids)]))
             lines = numbers, voids_as_text(used.voids), former_as_text(used.former)
             changes.append(put(keys.groups + name, "\n".join(lines).rstrip("\n")))
         changes += more

@@ -15,7 +15,7 @@ from wancoll_master.core.ready import Former, Persist, Used
 
 GROUPS_KEPT = 1024  # at a start, those with the newest epochs
 Counted = Annotated[int, Meta(ge=0, le=m.MOST // 2)]  # of what was kept: it is counted on from there (R19)
-_Numbers = Annotated[list[Counted], Meta(min_length=3, max_length=3 + 1024)]
+_Numbers = Annotated[list[Counted], Meta(min_length=4, max_length=4 + 1024)]
 _Voids = dict[m.Name, list[Counted]]
 _MOST_VOIDS = 8192  # that an Epoch can tell
 _Former = Annotated[dict[Counted, tuple[m.Name, m.Bits]], Meta(max_length=1024)]
@@ -35,13 +35,13 @@ def former_as_text(former: dict[int, Former]) -> str:
 
 
 def used_from(numbers: Sequence[object], voids: str, former: str) -> Used:
-    """What was kept of a group, read: epoch, base, alone and the mids as numbers or text, and the two texts.
+    """What was kept of a group, read: epoch, base, alone, terms and the mids as numbers or text, and the two texts.
 
     Raises:
         ValueError: no master of this version has written it.
     """
     try:
-        epoch, base, alone, *mids = msgspec.convert(numbers, _Numbers, strict=False)
+        epoch, base, alone, terms, *mids = msgspec.convert(numbers, _Numbers, strict=False)
         by_error = msgspec.json.decode(voids, type=_Voids) if voids else {}
         known = msgspec.json.decode(former, type=_Former) if former else {}
     except RecursionError as bad:
@@ -49,7 +49,7 @@ def used_from(numbers: Sequence[object], voids: str, former: str) -> Used:
     by_seq = {seq: error for error, seqs in by_error.items() for seq in seqs}
     if len(by_seq) > _MOST_VOIDS:
         raise ValueError(f"{len(by_seq)} voids, at most {_MOST_VOIDS} can be")
-    return Used(epoch, frozenset(mids), base, by_seq, alone, {mid: Former(*one) for mid, one in known.items()})
+    return Used(epoch, frozenset(mids), base, by_seq, alone, {mid: Former(*one) for mid, one in known.items()}, terms)
 
 
 @dataclass(frozen=True, slots=True)

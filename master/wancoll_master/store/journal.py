@@ -29,7 +29,7 @@ from wancoll_master.store.facts import (
 
 log = structlog.get_logger("wancoll.master")
 
-FORMAT = 7
+FORMAT = 8
 _LOCK_DIGITS = 20  # of each number in the lock
 _NOTHING = 0, 0  # stands in the lock
 EVENTS_KEPT = 10_000
@@ -43,7 +43,7 @@ create table if not exists events (
 );
 create table if not exists groups (
     name text primary key, epoch integer not null, mids text not null, base integer not null,
-    voids text not null, alone integer not null, former text not null
+    voids text not null, alone integer not null, former text not null, terms integer not null
 );
 create table if not exists trust (kind text not null, id text not null, row text not null, primary key (kind, id));
 """
@@ -94,7 +94,7 @@ class Journal:
             known = _facts(self._db.execute("select name, value from facts").fetchall())
             if known.setdefault("format", FORMAT) != FORMAT:
                 raise sqlite3.DatabaseError(f"format {known['format']}, this version reads {FORMAT}")
-            columns = "name, epoch, mids, base, voids, alone, former"
+            columns = "name, epoch, mids, base, voids, alone, former, terms"
             rows = self._db.execute(f"select {columns} from groups order by epoch").fetchall()
             has = term, self._writes = known.get("term", 0), known.get("writes", 0)
             told = self._told() if self._lock is not None else has
@@ -150,16 +150,24 @@ class Journal:
             OSError: nor could that be noted: nothing may be told that rests on it.
         """
         rows = [
-            (name, one.epoch, " ".join(map(str, sorted(one.mids))), one.base, voids_as_text(one.voids), one.alone, text)
+            (
+                name,
+                one.epoch,
+                " ".join(map(str, sorted(one.mids))),
+                one.base,
+                voids_as_text(one.voids),
+                one.alone,
+                former_as_text(one.former),
+                one.terms,
+            )
             for name, one in what.groups.items()
-            for text in [former_as_text(one.former)]
         ]
         self._term = what.term
         try:
             self.failpoints.hit("store_write")
             with self._counted():
                 self._write({"term": what.term, "highest_epoch": what.epoch, "next_mid": what.next_mid})
-                self._db.executemany("insert or replace into groups values (?, ?, ?, ?, ?, ?, ?)", rows)
+                self._db.executemany("insert or replace into groups values (?, ?, ?, ?, ?, ?, ?, ?)", rows)
         except sqlite3.Error:
             self._missed = True
             if self._lock is not None:
@@ -231,9 +239,9 @@ def _facts(rows: list[tuple[str, int]]) -> dict[str, int]:
 
 def _group(row: tuple[Any, ...]) -> tuple[str, Used]:
     """A group's name, and what was kept of it. Raises sqlite3.DatabaseError: no master wrote it."""
-    name, epoch, mids, base, voids, alone, former = row
+    name, epoch, mids, base, voids, alone, former, terms = row
     try:
-        return name, used_from([epoch, base, alone, *str(mids).split()], str(voids), str(former))
+        return name, used_from([epoch, base, alone, terms, *str(mids).split()], str(voids), str(former))
     except ValueError as bad:
         raise sqlite3.DatabaseError(f"a group {name!r} that cannot be read: {bad}") from bad
 
