@@ -20,7 +20,6 @@ from wancoll.options import (
     Unseen,
     between,
 )
-from wancoll.trust.papers import LIFETIME
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,23 +64,18 @@ class MasterConfig:
             before to report. For a start by hand; never in a unit or a pod, which may start again without its files.
         advertise: HOST or HOST:PORT where peers reach this master, for the token that it prints, and for standbys to
             name, where it differs from --listen. Empty: what --listen says; for all interfaces the address of one.
-        announce: Networks, such as 10.0.0.0/8, of which daemons with certificates may announce any address for their
+        announce: Networks, such as 10.0.0.0/8, of which daemons may announce over TLS any address for their
             lanes, beside the one that they connect from; any: whatever they say. Members dial what is announced.
-        secure: TLS for all, and only with certificates: this master makes an authority, and prints a token with which
-            daemons get theirs. Daemons then speak TLS among each other, too. The default where --listen is beyond
-            loopback, unless --cert or --insecure is given.
+        secure: TLS for all, and only for keys that this master has admitted: it prints a token with which daemons are.
+            Daemons then speak TLS among each other, too. The default where --listen is beyond loopback, unless
+            --insecure is given.
         insecure: In clear also beyond loopback: whoever reaches the port can read and change everything. For a network
             that is private already. Daemons need it, too.
-        state: Folder of the authority's key, for this user alone. Empty: wancoll/master-PORT in $XDG_STATE_HOME or
+        state: Folder of this master's key, for this user alone. Empty: wancoll/master-PORT in $XDG_STATE_HOME or
             ~/.local/state; with --end-when-unused at port 0 one that is removed at the end.
-        seal_key: With --etcd, unless in clear: the key file, the same for all masters, that seals the authority and the
+        seal_key: With --etcd, unless in clear: the key file, the same for all masters, that seals the key and the
             tokens which they share in etcd. Made by the first master where there is none: copy it to the others. Empty:
             seal.key in --state.
-        ca: PEM file of an authority of your own, with --cert and --key, in place of --secure.
-        cert: PEM file of this master's certificate; daemons look for the host that they dial in it.
-        key: PEM file of its key, where --cert does not hold it. SIGHUP: read again.
-        certificate_lifetime: Seconds that a daemon's certificate is good; it is renewed after two thirds. Clocks may
-            differ by a third of it, and by 10 minutes at most.
         end_when_unused: Seconds without any daemon after which this master ends by itself; before the first one it
             waits for a minute. 0: never.
         etcd: None: this is the only master.
@@ -99,10 +93,6 @@ class MasterConfig:
     insecure: Annotated[bool, Parameter(negative=())] = False
     state: str = ""
     seal_key: str = ""
-    ca: str = ""
-    cert: str = ""
-    key: str = ""
-    certificate_lifetime: Seconds = LIFETIME
     end_when_unused: SecondsOrNone = 0.0
     metrics: Metrics = ""
     metrics_token: MetricsToken = ""

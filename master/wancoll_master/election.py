@@ -153,17 +153,17 @@ class Election:
         return entry is None and not (self._lease and await etcd.lives(self._lease))  # somebody has deleted its key
 
     async def _follow(self, etcd: Etcd) -> None:
-        """The authorities that the leader has now: daemons ask a standby, too, who leads."""
+        """The keys that the leader has now: daemons ask a standby, too, who leads."""
         trouble = ""
         try:
             newer = await self._trust.newer(etcd) if self._trust is not None else None
             if newer is not None and self._gate is not None:
-                self._gate.follow(newer.rotation)
+                self._gate.follow(newer.keys)
                 self._trust = newer
         except EtcdError as bad:
             trouble = str(bad)
             if trouble != self._untrusted:
-                log.warning("the masters' authorities are as they were known before", reason=trouble)
+                log.warning("the masters' keys are as they were known before", reason=trouble)
         self._untrusted = trouble
 
     async def _campaign(self, etcd: Etcd) -> Won | None:

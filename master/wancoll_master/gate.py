@@ -1,10 +1,8 @@
-"""Admission at a master that listens with TLS: its authority's files, its tokens, the answers to joining daemons.
+"""Admission at a master that listens with TLS: its keys, its tokens, whose key may come in, what admins ask.
 
-The folder, for its user alone, holds the authorities, with their keys and how far a rotation is (core/rotation.py), in
-one file; the certificates of those that are believed; the master's own and those of whoever works on this machine as
-"admin", which are made anew while it runs. Masters that share an etcd have the authorities, tokens and names there; who
-stands by knows no tokens, and answers for none. With certificates of one's own (--cert) there is no authority here, and
-tokens are refused.
+The state folder, for the master's user alone, holds the master's keys in one file (two keys while a rotation is on),
+their public halves for commands on this machine, and the key by which such commands are "admin", which is new at each
+start. Masters that share an etcd have keys, tokens and names there; a standby knows no tokens, and admits nobody.
 """
 
 from __future__ import annotations
@@ -13,72 +11,53 @@ import contextlib
 import os
 import secrets
 import sqlite3
-import ssl
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import structlog
-import trio
 
 from wancoll.errors import ConfigError
-from wancoll.limits import CLOCKS_DIFFER, DEFAULT, PROTOCOL_VERSION
+from wancoll.limits import DEFAULT
 from wancoll.net.listen import Sparing
-from wancoll.net.tls import ignore_strange_names
-from wancoll.trust.authority import Authority, Request, issuer_of, new_key, request, times
+from wancoll.net.proof import make_receipt, read_receipt
+from wancoll.net.tls import Listening
+from wancoll.trust.folder import ADMIN_KEY, MASTER_KEY, MASTER_PUBLIC, own_folder, write_secret
 from wancoll.trust.identity import Identity
-from wancoll.trust.papers import (
-    ADMIN,
-    AUTHORITY,
-    AUTHORITY_KEY,
-    LIFETIME,
-    MASTER,
-    Papers,
-    identity_of,
-    in_memory,
-    own_folder,
-    server_name,
-    write_secret,
-)
-from wancoll.trust.registry import Grant, NotNow, Registry, hash_of, text
+from wancoll.trust.keys import Key, read_keys
+from wancoll.trust.registry import Grant, NotNow, Registry, hash_of
 from wancoll.trust.token import Token
 from wancoll.wire import messages as m
-from wancoll_master.core.rotation import Rotation
-from wancoll_master.store.authorities import as_text, from_text
-
-if TYPE_CHECKING:
-    from wancoll.net.tls import Tls
 
 log = structlog.get_logger("wancoll.master")
 
 _ID_BYTES, _SECRET_BYTES = 4, 32
-_LONGEST_NAME = chr(0x10FFFF) * DEFAULT.name_chars  # in a certificate
-_LEAST_RENEWED = 10.0  # seconds, or a quarter of a certificate's life: what a renewal has to win
-_LOOK_SECONDS = 30.0  # between looks at whether certificates are to be made anew
-_SHOWN = 12  # characters of a fingerprint that tell it from others
+_LONGEST_NAME = chr(0x10FFFF) * DEFAULT.name_chars
+_SHOWN = 12  # characters of a key that tell it from others
+_KINDS = ("token", "name", "key")
 FIRST_TOKEN_SECONDS = 24 * 3600.0
-_LONGEST_PHASE = 366 * 24 * 3600.0
+_ON_ITS_MACHINE = "run this on the master's machine, as its user"
 
 
 class Book(Protocol):
     """Keeps the registry's rows."""
 
     def trust(self, kind: str) -> dict[str, str]:
-        """Rows of before, by id; *kind*: "token", "name"; of a journal also "authority", whose they are."""
+        """Rows of before, by id; *kind*: "token", "name", "key"; of a journal also "master", whose keys they are of."""
 
     def keep_trust(self, kind: str, rows: dict[str, str], gone: Collection[str] = ()) -> None:
         """Write these, and forget those that are *gone*."""
 
 
 class SharedBook(Book, Protocol):
-    """One that has the authorities, too."""
+    """One that has the master's keys, too."""
 
-    rotation: Rotation[Authority]
+    keys: Sequence[Key]
 
-    def keep_rotation(self, rotation: Rotation[Authority], tokens: dict[str, str] | None = None) -> None:
-        """Write it; with *tokens* these are all the rows that there are from then on."""
+    def keep_keys(self, keys: Sequence[Key], *, anew: dict[str, str] | None = None) -> None:
+        """Write them; with *anew* these rows of tokens are all the rows that there are from then on."""
 
 
 class Gate:
@@ -86,224 +65,141 @@ class Gate:
 
     Args:
         folder: for its files; made.
-        book: keeps tokens, and names. None: it comes with lead().
-        own: certificates that the operator gives; None: there is an authority.
-        lifetime: seconds, of daemons' certificates.
+        book: keeps tokens, names, and keys that are void. None: it comes with lead().
         clock: seconds since 1970.
-        shared: the authorities of all masters of an etcd; None: this one's own.
+        shared: the keys of all masters of an etcd, the newest last; None: this one's own.
 
     Attributes:
         address: that tokens tell to dial, once it is known.
-        shares: whether this is one of several masters with one authority.
-        changed: what to tell daemons, and when to look next, is other than before.
+        shares: whether this is one of several masters with one key.
+        keys: of this master, the newest last; two while a rotation is on.
+        listening: shows them.
 
     Raises:
         ConfigError: files cannot be read, written or used.
     """
 
     def __init__(
-        self,
-        folder: str,
-        book: Book | None,
-        own: Papers | None = None,
-        *,
-        lifetime: float = LIFETIME,
-        clock: Callable[[], float] = time.time,
-        shared: Rotation[Authority] | None = None,
-    ) -> None:
-        self._folder, self._book, self._own = folder, book, own
-        self.shares, self.changed = shared is not None, trio.Event()
+        self, folder: str, book: Book | None, *, clock: Callable[[], float] = time.time,
+        shared: Sequence[Key] | None = None,
+    ) -> None:  # fmt: skip
+        self._folder, self._book, self._clock = folder, book, clock
+        self.shares = shared is not None
         self._shared: SharedBook | None = None  # while this master leads
-        self._lifetime, self._clock = lifetime, clock
         self._refusals = Sparing()
-        self._unwritten: dict[str, dict[str, str]] = {}  # rows for the book, by kind and id
+        self._unwritten: dict[str, dict[str, str | None]] = {}  # rows for the book, by kind and id
         self.address = ""
-        self._fresh_until = 0.0
         self._pending: Callable[[], tuple[str, str]] | None = None  # what counts once the book has it
-        self._rotation = None if own else self._adopt(shared) if shared else self._load()
-        self._registry = self._remembered(self._believed)
-        self._context: ssl.SSLContext
-        self._make_anew()
-
-    # ---- files ---------------------------------------------------------------------------------------
-
-    def _load(self) -> Rotation[Authority]:
-        """The authorities of before, or a new one."""
-        path = self._path(AUTHORITY_KEY)
+        self._admin = Key.new()
         try:
-            own_folder(self._folder)
-            if os.path.exists(path):
-                with open(path, "rb") as file:
-                    rotation, _ = from_text(file.read())
-                return self._written(rotation.taken_up(self._clock()))
-            rotation = self._written(Rotation((Authority.make(self._clock()),)))
-            log.info("a new authority", folder=self._folder, sha256=rotation.signs.fingerprint)
-            return rotation
-        except (OSError, ValueError) as bad:
-            raise ConfigError(
-                "the authority cannot be used", who=self._folder, got=str(bad),
-                expected=f"a folder to write in, or {AUTHORITY_KEY} of an earlier master",
-                hint="choose another folder with --state; a new authority takes new tokens for all",
-            ) from bad  # fmt: skip
-
-    def _written(self, rotation: Rotation[Authority]) -> Rotation[Authority]:
-        """It, in the folder: the file with the keys last, which counts; a start writes the other one again.
-
-        Raises:
-            OSError: it cannot be written.
-        """
-        write_secret(self._path(AUTHORITY), _bundle(rotation))
-        write_secret(self._path(AUTHORITY_KEY), as_text(rotation).encode())
-        return rotation
-
-    def _adopt(self, shared: Rotation[Authority]) -> Rotation[Authority]:
-        """Have the certificates that all masters share in the folder, for commands; never their keys."""
-        try:
-            own_folder(self._folder)
-            if os.path.exists(self._path(AUTHORITY_KEY)):
-                raise ConfigError(
-                    "is the state folder of a master with an authority of its own", who=self._folder,
-                    expected="another one, since masters with --etcd share an authority", got=AUTHORITY_KEY,
-                    hint="choose another folder with --state; daemons need new tokens",
-                )  # fmt: skip
-            write_secret(self._path(AUTHORITY), _bundle(shared))
+            own_folder(folder)
+            self._use(self._load() if shared is None else self._share(shared))
+            write_secret(self._path(ADMIN_KEY), self._admin.pem)
         except OSError as bad:
             raise ConfigError(
-                "cannot be written to", who=self._folder, got=str(bad), hint="choose another --state"
+                "cannot be written to", who=folder, got=str(bad), hint="choose another folder with --state"
             ) from bad
+        self._registry = self._remembered()
+
+    # ---- keys ----------------------------------------------------------------------------------------
+
+    def _load(self) -> list[Key]:
+        """The keys of before, or a new one."""
+        path = self._path(MASTER_KEY)
+        if os.path.exists(path):
+            return read_keys(path)
+        new = Key.new()
+        log.info("a new key", folder=self._folder, key=new.public.hex())
+        return self._write_keys([new])
+
+    def _write_keys(self, keys: Sequence[Key]) -> list[Key]:
+        """*keys*, which count from now on after a crash, too."""
+        write_secret(self._path(MASTER_KEY), b"".join(key.pem for key in keys))
+        return list(keys)
+
+    def _share(self, shared: Sequence[Key]) -> Sequence[Key]:
+        if os.path.exists(self._path(MASTER_KEY)):
+            raise ConfigError(
+                "is the state folder of a master with a key of its own", who=self._folder,
+                expected="another one, since masters with --etcd share a key", got=MASTER_KEY,
+                hint="choose another folder with --state; daemons need new tokens",
+            )  # fmt: skip
         return shared
 
-    def lead(self, book: SharedBook) -> None:
-        """This master leads now, with what is known of authorities, tokens and names.
-
-        Raises:
-            ConfigError: that cannot be read.
-        """
-        self.follow(book.rotation.taken_up(self._clock()))
-        self._book = self._shared = book
-        self._wake()
-        self._registry = Registry(book.trust("token"), book.trust("name"), self._believed)
-
-    def stand_by(self) -> None:
-        """This master leads no more: what was not written is not so."""
-        self._pending = None
-        self._wake()
-
-    def follow(self, rotation: Rotation[Authority]) -> None:
-        """The authorities that the masters share are these now, also where the folder cannot be written."""
-        if self._rotation is not None and _same(rotation, self._rotation):
-            self._rotation = rotation
-            return
-        self._use(rotation)
-
-    def _remembered(self, believed: list[str]) -> Registry:
-        """Tokens and names of before; those of another authority are good for nothing, and are forgotten."""
-        book = self._book
-        if book is None:
-            return Registry({}, {})
-        if self._own is None:
-            known = list(book.trust("authority"))
-            if not set(known) & set(believed):
-                for kind in ("token", "name"):
-                    self._write(kind, {}, list(book.trust(kind)))
-            if set(known) != set(believed):
-                self._write("authority", dict.fromkeys(believed, ""), [one for one in known if one not in believed])
-        return Registry(book.trust("token"), book.trust("name"), believed)
+    def _use(self, keys: Sequence[Key]) -> None:
+        self.keys, self.listening = list(keys), Listening(list(keys)[::-1])
+        try:
+            write_secret(self._path(MASTER_PUBLIC), "\n".join(self.publics).encode())
+        except OSError as bad:
+            log.error("commands on this machine may not know the master's key", reason=str(bad))
 
     @property
-    def _believed(self) -> list[str]:
-        return _prints(self._rotation) if self._rotation is not None else []
+    def publics(self) -> list[str]:
+        """Public keys in hex, the newest last."""
+        return [key.public.hex() for key in self.keys]
 
     def _path(self, name: str) -> str:
         return os.path.join(self._folder, name)
 
-    def reload(self) -> None:
-        """Read the operator's certificates again, or make the master's own anew; what cannot be used is logged."""
-        try:
-            self._make_anew()
-            log.info("certificates are new")
-        except ConfigError as bad:
-            log.error("certificates are as before: the new ones cannot be used", reason=str(bad))
-        except OSError as bad:
-            self._try_later(bad)
+    def close(self) -> None:
+        """Nobody is to ask this master as admin any more."""
+        with contextlib.suppress(OSError):
+            os.unlink(self._path(ADMIN_KEY))
 
-    def _make_anew(self) -> None:
-        """Listen with new certificates from now on; and only then have new ones in the folder, for commands.
+    # ---- what is remembered --------------------------------------------------------------------------
+
+    def _remembered(self) -> Registry:
+        """Tokens and names of before; those of other keys are good for nothing, and are forgotten."""
+        book, publics = self._book, self.publics
+        if book is None:
+            return Registry({})
+        known = list(book.trust("master"))
+        if not set(known) & set(publics):
+            for kind in _KINDS:
+                book.keep_trust(kind, {}, list(book.trust(kind)))
+        if set(known) != set(publics):
+            book.keep_trust("master", dict.fromkeys(publics, ""), [one for one in known if one not in publics])
+        return Registry({kind: book.trust(kind) for kind in _KINDS}, publics)
+
+    def lead(self, book: SharedBook) -> None:
+        """This master leads now, with what is known of keys, tokens and names.
 
         Raises:
-            ConfigError: the operator's own cannot be used.
-            OSError: the folder cannot be written.
+            ConfigError: that cannot be read.
         """
-        if self._own is not None or self._rotation is None:
-            assert self._own is not None
-            self._context = self._own.to_listen()
-            return
-        now, rotation = self._clock(), self._rotation
-        context, mine = self._shows(rotation, rotation.signs, now)
-        ignore_strange_names()
-        for one in rotation.believed[1:]:  # who dials says which one it knows, and is shown a certificate of that
-            context.sni_callback = _chooser(server_name(one.fingerprint), self._shows(rotation, one, now)[0])
-        self._context, self._fresh_until = context, now + LIFETIME / 2
-        if self.shares:  # else they are there, or it had not become so
-            write_secret(self._path(AUTHORITY), _bundle(rotation))
-        key = new_key()
-        admin = rotation.signs.sign(Request.read(request(key)), Identity("admin", "admin"), now, LIFETIME)
-        write_secret(self._path(f"{ADMIN}.pem"), admin + key)  # one file: whoever reads has both of one time
-        write_secret(self._path(MASTER), mine)  # for metrics, which say when it ends
+        self.follow(book.keys)
+        self._book = self._shared = book
+        self._registry = Registry({kind: book.trust(kind) for kind in _KINDS}, self.publics)
 
-    def _try_later(self, bad: OSError) -> None:
-        self._fresh_until = self._clock() + _LOOK_SECONDS  # not for each stranger who connects
-        log.error("certificates for commands on this machine cannot be written; it is tried again", reason=str(bad))
+    def stand_by(self) -> None:
+        """This master leads no more: what was not written is not so."""
+        self._pending = None
 
-    def _shows(self, rotation: Rotation[Authority], sign: Authority, now: float) -> tuple[ssl.SSLContext, bytes]:
-        """To listen with, and its certificate by *sign*. In memory: the folder may be unwritable now."""
-        key = new_key()
-        mine = sign.sign_master(Request.read(request(key)), now, LIFETIME)
-        with in_memory(_bundle(rotation)) as believed, in_memory(mine + key) as own:
-            return Papers(believed, own).to_listen(), mine
+    def follow(self, keys: Sequence[Key]) -> None:
+        """The keys that the masters share are these now."""
+        if [key.public for key in keys] != [key.public for key in self.keys]:
+            self._use(keys)
 
-    # ---- rotation ------------------------------------------------------------------------------------
-
-    @property
-    def authorities(self) -> m.AuthorityIs | None:
-        """The authorities that daemons shall believe; None: the operator says so."""
-        return None if self._rotation is None else m.AuthorityIs(_bundle(self._rotation))
-
-    @property
-    def rotating(self) -> tuple[str, float]:
-        """The phase of a rotation in progress, and when the next begins, seconds since 1970; ("", 0.0): none is."""
-        rotation = self._rotation
-        return ("", 0.0) if rotation is None or rotation.phase == "steady" else (rotation.phase, rotation.until)
-
-    @property
-    def next_look(self) -> float:
-        """Seconds until advance() and context() are to be called at the latest."""
-        if self._rotation is None or self._rotation.phase == "steady":
-            return _LOOK_SECONDS
-        left = self._rotation.until - self._clock()
-        return min(left, _LOOK_SECONDS) if left > 0 else _LOOK_SECONDS  # a standby waits for who leads
-
-    @property
-    def due(self) -> bool:
-        """Whether it is time for advance()."""
-        return self.settled and self._rotation is not None and self._rotation.due(self._clock())
-
-    def advance(self) -> bool:
-        """Have the next phase written, for settle(), if it is time; whether it is. Of a master that leads."""
-        rotation, now = self._rotation, self._clock()
-        if rotation is None or not self.due:
-            return False
+    def _write(self, registry: Registry) -> str:
+        """Write what has changed. Why it is not written now, but with what comes next; "": it is."""
+        assert self._book is not None
+        for kind, rows in registry.take_changed().items():
+            self._unwritten.setdefault(kind, {}).update(rows)
         try:
-            self._turn(rotation, rotation.next(now, self._registry.ends))
-        except (ConfigError, OSError) as bad:
-            self._rotation = replace(rotation, until=now + _LOOK_SECONDS)
-            log.error("the rotation of the authority cannot go on; it is tried again", reason=str(bad))
-            return False
-        return True
+            for kind, rows in self._unwritten.items():
+                kept = {id: row for id, row in rows.items() if row is not None}
+                self._book.keep_trust(kind, kept, [id for id, row in rows.items() if row is None])
+        except sqlite3.Error as bad:
+            log.error("tokens and names cannot be written; a restart of the master may forget", reason=str(bad))
+            return str(bad)
+        self._unwritten.clear()
+        return ""
+
+    # ---- what counts once it is written --------------------------------------------------------------
 
     @property
     def settled(self) -> bool:
-        """Whether settle() has nothing to do. Until then all is as before, and answer() changes nothing more."""
+        """Whether settle() has nothing to do. Until then all is as before, and nothing more is changed."""
         return self._pending is None
 
     def settle(self) -> tuple[str, str] | None:
@@ -312,236 +208,218 @@ class Gate:
         Returns: for the event log: its kind, and what was done.
         """
         pending, self._pending = self._pending, None
-        if pending is None:
-            return None
-        done = pending()
-        self._wake()
-        return done
+        return pending() if pending is not None else None
 
-    def _turn(self, former: Rotation[Authority], rotation: Rotation[Authority], anew: Registry | None = None) -> None:
-        """Have another phase written, for settle(): a crash leaves the one or the other.
-
-        *anew*: instead of all that is known; it has tokens only.
-
-        Raises:
-            OSError: it cannot be written; all is as before.
-        """
-        tokens = None if anew is None else {id: text(one) for id, one in anew.grants.items()}
-        if self._shared is not None:
-            self._shared.keep_rotation(rotation, tokens)
-            registry = anew or self._registry.believing(_prints(rotation))
-        else:
-            try:
-                self._written(rotation)
-            except OSError:
-                with contextlib.suppress(OSError):
-                    write_secret(self._path(AUTHORITY), _bundle(former))
-                raise
-            registry = self._remembered(_prints(rotation))
-            if anew is not None:
-                self._unwritten.clear()
-                self._write("token", tokens or {})
-                registry = anew
-        self._pending = partial(self._turned, rotation, registry)
-
-    def _turned(self, rotation: Rotation[Authority], registry: Registry) -> tuple[str, str]:
-        before = self._believed
-        self._use(rotation)
+    def _turn(self, registry: Registry, keys: Sequence[Key], event: tuple[str, str]) -> tuple[str, str]:
         self._registry = registry
-        log.warning(
-            "the authority is rotated" if rotation.phase != "steady" else "the authority is another one",
-            phase=rotation.phase, signs=rotation.signs.fingerprint, believed=self._believed,
-            seconds=max(0.0, round(rotation.until - self._clock(), 1)),
-        )  # fmt: skip
-        return "authority", _turns(rotation, before)
-
-    def _use(self, rotation: Rotation[Authority]) -> None:
-        self._rotation, self._fresh_until = rotation, 0.0
-        self.reload()
-        self._wake()
-
-    def _wake(self) -> None:
-        self.changed.set()
-        self.changed = trio.Event()
-
-    def _rotate(self, rotation: Rotation[Authority], ask: m.Rotate) -> m.RotationIs:
-        """Begin; with *now* there is a new token."""
-        now, new, made, anew = self._clock(), Authority.make(self._clock()), "", None
-        if ask.now:
-            next, anew = Rotation((new,)), Registry({}, {}, [new.fingerprint])
-            made, *_ = self._draw(_first(now), anew, new)
-        else:
-            least, period = self._lifetime, ask.seconds or self._lifetime + CLOCKS_DIFFER
-            if not least <= period <= _LONGEST_PHASE:
-                raise ConfigError(
-                    "a phase cannot be so long", who="--phase", expected=f"{least:.0f} s, the lifetime of "
-                    f"certificates, to {_LONGEST_PHASE:.0f} s", got=f"{period:g} s",
-                    hint="leave it out for what is safe",
-                )  # fmt: skip
-            next = rotation.begin(new, now, period, self._registry.ends)
-        try:
-            self._turn(rotation, next, anew)
-        except OSError as bad:
-            raise ConfigError("cannot be written to", who=self._folder, got=str(bad)) from bad
-        return _told(next, made)
-
-    def context(self) -> ssl.SSLContext:
-        """To listen with, now."""
-        if self._own is None and self._clock() >= self._fresh_until:
-            try:
-                self._make_anew()
-            except OSError as bad:
-                self._try_later(bad)
-        return self._context
-
-    def close(self) -> None:
-        """Nobody is to ask this master as admin any more."""
-        with contextlib.suppress(OSError):
-            if self._own is None:
-                os.unlink(self._path(f"{ADMIN}.pem"))
+        self.follow(keys)
+        registry.masters = self.publics
+        log.warning(event[1], keys=self.publics)
+        return event
 
     # ---- who comes -----------------------------------------------------------------------------------
 
-    def identity(self, tls: Tls) -> Identity | None:
-        """The identity in the verified certificate. Ask check() next: the believed authorities may have changed."""
-        who, rotation = identity_of(tls.certificate()), self._rotation
-        if who is None or rotation is None:
-            return who
-        signed = issuer_of(ssl.DER_cert_to_PEM_cert(tls.shown()).encode(), _bundle(rotation))
-        return replace(who, authority=rotation.believed[signed].fingerprint if signed is not None else "")
+    def identify(self, first: m.Signed, present: Collection[str] = ()) -> Identity:
+        """The identity of whoever has signed *first*, of which proof.check_first() holds. Of a master that leads.
 
-    def renewed(self, who: Identity) -> Identity:
-        """The same, by a certificate that is made now."""
-        return replace(who, authority=self._rotation.signs.fingerprint) if self._rotation is not None else who
+        A newcomer is admitted. Names in *present* are connected, and are not forgotten for it.
+
+        Raises:
+            NotNow: it may come in a moment.
+            ConfigError: nobody knows it, or it is refused.
+        """
+        if first.key == self._admin.public:
+            return Identity("admin", "admin", key=first.key)
+        registry, (token, _, secret) = self._registry, first.token.partition(".")
+        who = registry.known(first.name, first.key)
+        if who is not None and token in ("", who.token):
+            registry.check(who)
+            return who
+        self._check_settled()
+        who = read_receipt(first.receipt, first.key, [key.public for key in self.keys])
+        if who is not None and who.name == first.name and token in ("", who.token):
+            registry.adopt(who, self._clock(), present)
+            log.warning("known by its receipt alone: its name was forgotten, or lost with a journal", name=who.name)
+        elif token:
+            who = registry.admit(token, secret, first.name, first.key, self._clock(), present)
+            log.info("admitted", name=who.name, role=who.role, token=who.token)
+        else:
+            raise ConfigError(
+                "has a key that this master does not know", who=first.name or "whoever asks",
+                expected="a key that was admitted before, or a token", got=f"key {first.key.hex()}",
+                hint="start it with --join and a token: `wancoll token create` makes one, on the master's machine",
+            )  # fmt: skip
+        self._write(registry)
+        return who
+
+    def admitted(self, who: Identity) -> m.Admitted:
+        """What to tell a daemon after its Welcome, and when the keys change."""
+        return m.Admitted(make_receipt(self.keys, who), [key.public for key in self.keys])
 
     def check(self, who: Identity) -> None:
         """Check that *who* is still authorised. Call on the leader only: standbys do not know tokens.
 
         Raises:
-            ConfigError: another authority has signed its certificate than those that are believed now, or the token
-                that it was got with is revoked.
+            ConfigError: its token or its key was revoked, or it is not known any more.
         """
-        if self._rotation is None:
+        if who.key == self._admin.public:
             return
-        if who.authority not in self._believed:
-            raise ConfigError(
-                "has a certificate of an authority that was replaced", who=who.name,
-                expected="one that this master believes: " + " or ".join(self._believed),
-                got=who.authority or "another", hint="start it with a new token: --join",
-            )  # fmt: skip
         self._registry.check(who)
-        if self.settled and self._registry.adopt(who, self._clock()):
-            log.warning(
-                "not known, and so not known to be revoked: it was lost with the journal",
-                token=who.token,
-                name=who.name,
-            )
-            self._write("token", {who.token: text(self._registry.grants[who.token])})
+        held = self._registry.holders.get(who.name)
+        if held is None or held.key != who.key.hex():
+            raise ConfigError(
+                "is not known any more", who=who.name, expected="a key that this master has admitted",
+                got=f"key {who.key.hex()}", hint="start it with a new token: --join",
+            )  # fmt: skip
+
+    # ---- what admins ask -----------------------------------------------------------------------------
 
     def first_token(self) -> str:
         """A token to paste, where there is none that is good: for any number of daemons, for a day. Else ""."""
         now = self._clock()
-        if self._rotation is None or any(self._registry.good(one, now) for one in self._registry.grants.values()):
+        if any(self._registry.good(one, now) for one in self._registry.grants.values()):
             return ""
-        return self._make(_first(now), self._registry, self._rotation.newest)
+        return self._make(_first(now))
 
-    def answer(self, message: m.AboutTrust, who: Identity | None) -> m.AnswersOfTrust | m.Bye:
-        """What to say to a message about trust from *who*, once what it does is written; see settled.
-
-        Bye: a newcomer is to ask again, since a refusal would end it.
-        """
+    def answer(self, message: m.AboutTrust, who: Identity | None) -> m.AnswersOfTrust:
+        """What to say to a message about trust from *who*, once what it does is written; see settled."""
+        about: type[m.Tokens | m.KeysAre] = m.KeysAre
+        if isinstance(message, m.MakeToken | m.RevokeToken | m.ListTokens):
+            about = m.Tokens
         try:
-            if self._rotation is None:
-                raise ConfigError(
-                    "takes certificates of its operator's own authority only", who="this master",
-                    expected="--ca, --cert and --key", got="a token", hint="ask whoever runs it for a certificate",
-                )  # fmt: skip
-            if isinstance(message, m.AskAuthority):
-                return m.AuthorityIs(_bundle(self._rotation))
-            if not self.settled and not isinstance(message, m.AskRotation | m.ListTokens):
-                raise NotNow(
-                    "writes another change of its tokens or authority", who="this master",
-                    expected="one at a time", got="one more", hint="ask again",
-                )  # fmt: skip
-            if isinstance(message, m.Enroll):
-                return self._enroll(self._rotation, message)
-            if who is not None:
-                self.check(who)
-            if isinstance(message, m.Renew):
-                return self._renew(self._rotation, message, who)
             if who is None or who.groups:  # else it could make a token for all groups
                 raise ConfigError(
-                    "may not look after tokens", who=who.name if who else "who has no certificate",
+                    "may not look after tokens and keys", who=who.name if who else "whoever has no key",
                     expected="an admin of all groups", got=", ".join(who.groups) if who else "nobody",
-                    hint="run this on the master's machine, as its user",
+                    hint=_ON_ITS_MACHINE,
                 )  # fmt: skip
-            if isinstance(message, m.AskRotation):
-                return _told(self._rotation)
-            if isinstance(message, m.Rotate):
-                return self._rotate(self._rotation, message)
-            return self._administer(self._rotation, message)
+            self.check(who)
+            match message:
+                case m.ListTokens():
+                    return self._tokens(self._registry)
+                case m.AskKeys():
+                    return self._keys_are(self.keys)
+            self._check_settled()
+            match message:
+                case m.MakeToken():
+                    return self._tokens(self._registry, self._make(_granted(message, self._clock())))
+                case m.RevokeToken(token=token):
+                    return self._revoke_token(token)
+                case m.RevokeKey(name=name):
+                    return self._revoke_key(name)
+            return self._rotate(message)
         except ConfigError as refused:
             what, by = type(message).__name__, who.name if who else "a stranger"
             self._refusals.say(log.warning, "refused", what=what, by=by, reason=str(refused))
-            if isinstance(message, m.Enroll) and isinstance(refused, NotNow):
-                return m.Bye(str(refused)[:1000])
-            if isinstance(message, m.Enroll | m.Renew):
-                return m.Enrolled(b"", str(refused))
-            about = m.RotationIs if isinstance(message, m.AskRotation | m.Rotate) else m.Tokens
             return about(refused=str(refused))
 
-    def _enroll(self, rotation: Rotation[Authority], ask: m.Enroll) -> m.Enrolled:
-        if ask.protocol != PROTOCOL_VERSION:
+    def _check_settled(self) -> None:
+        if not self.settled:
+            raise NotNow(
+                "writes another change of its tokens or keys", who="this master", expected="one at a time",
+                got="one more", hint="ask again",
+            )  # fmt: skip
+
+    def _revoke_token(self, token: str) -> m.Tokens:
+        registry = self._registry.copy()
+        registry.revoke(token)
+        event = "revoked", f"an operator has revoked token {token}: who came in with it is sent away"
+        if unwritten := self._revoked(registry, f"token {token}", event):
+            return m.Tokens(refused=unwritten)
+        return self._tokens(registry)
+
+    def _revoke_key(self, name: str) -> m.KeysAre:
+        registry = self._registry.copy()
+        registry.revoke_key(name)
+        event = "revoked", f"an operator has revoked the key of {name}: it is sent away"
+        if unwritten := self._revoked(registry, f"the key of {name}", event):
+            return m.KeysAre(refused=unwritten)
+        return self._keys_are(self.keys)
+
+    def _revoked(self, registry: Registry, what: str, event: tuple[str, str]) -> str:
+        """Have a revocation written, for settle(); why it cannot be: it counts all the same, as far as it can."""
+        unwritten = self._write(registry)
+        self._pending = partial(self._turn, registry, self.keys, event)
+        return unwritten and str(ConfigError(
+            "is revoked only until this master ends: that cannot be written", who=what, got=unwritten,
+            hint="put that right where the master has its --journal, and revoke it again",
+        ))  # fmt: skip
+
+    def _rotate(self, ask: m.RotateKey) -> m.KeysAre:
+        """Begin a rotation, finish it, or replace all at once; a crash leaves the one or the other."""
+        old, made, registry = self.keys, "", self._registry.copy()
+        anew: dict[str, str] | None = None
+        if ask.now:
+            keys, registry = [Key.new()], Registry({})
+            made = self._draw(registry, _first(self._clock()), keys[-1])
+            anew = {id: row for id, row in registry.take_changed()["token"].items() if row is not None}
+            text = "an operator has replaced it at once by {}: all daemons are sent away, no token of before is good"
+        elif ask.finish:
+            if len(old) < 2:
+                raise ConfigError(
+                    "there is no rotation to finish", who="wancoll key rotate --finish", expected="two keys", got="one",
+                    hint="`wancoll key rotate` begins one",
+                )  # fmt: skip
+            keys, text = old[-1:], "the rotation is finished: {} alone is good"
+        else:
+            if len(old) > 1:
+                raise ConfigError(
+                    "a rotation is under way already", who="wancoll key rotate", expected="one key", got="two",
+                    hint="--finish ends it once all daemons have been connected since; where a key was stolen, --now",
+                )  # fmt: skip
+            keys, text = [old[-1], Key.new()], "an operator rotates it: {} is made known to all"
+        event = "key", text.format(f"{keys[-1].public.hex()[:_SHOWN]}...")
+        try:
+            if self._shared is not None:
+                self._shared.keep_keys(keys, anew=anew)
+            else:
+                self._write_keys(keys)
+                self._keep_of(keys, anew)
+        except (OSError, sqlite3.Error) as bad:
+            raise ConfigError("cannot be written", who="the master's key", got=str(bad)) from bad
+        self._pending = partial(self._turn, registry, keys, event)
+        return self._keys_are(keys, made)
+
+    def _keep_of(self, keys: Sequence[Key], anew: dict[str, str] | None) -> None:
+        """Rows of the journal are of these keys; *anew*: tokens, instead of all rows. A start does the same."""
+        assert self._book is not None
+        book, publics = self._book, [key.public.hex() for key in keys]
+        for kind in _KINDS if anew is not None else ():
+            book.keep_trust(kind, anew or {} if kind == "token" else {}, list(book.trust(kind)))
+        gone = [one for one in book.trust("master") if one not in publics]
+        book.keep_trust("master", dict.fromkeys(publics, ""), gone)
+
+    def _make(self, grant: Grant) -> str:
+        """The text of a new token, which is known from now on, and written."""
+        registry = self._registry
+        made = self._draw(registry, grant, self.keys[-1])
+        if unwritten := self._write(registry):
+            id = next(reversed(registry.grants))
+            registry.forget(id)
+            registry.take_changed()
+            del self._unwritten["token"][id]
             raise ConfigError(
-                "speaks another version of the protocol", who="this daemon", expected=str(PROTOCOL_VERSION),
-                got=str(ask.protocol), hint="run the same wancoll version everywhere",
+                "a new token cannot be written", who="this master", got=unwritten,
+                hint="put that right where it has its --journal, and ask again",
             )  # fmt: skip
-        now, registry = self._clock(), self._registry
-        registry.check_secret(ask.token, ask.secret)  # before anything costs time
-        wanted = Request.read(ask.request)
-        who = registry.admit(ask.token, ask.secret, ask.name, wanted.hashed, now, now + self._lifetime)
-        self._keep(who)
-        log.info("a certificate", name=who.name, role=who.role, token=who.token)
-        return m.Enrolled(rotation.signs.sign(wanted, who, now, self._lifetime), authorities=_bundle(rotation))
+        return made
 
-    def _renew(self, rotation: Rotation[Authority], ask: m.Renew, who: Identity | None) -> m.Enrolled:
-        if who is None:
-            raise ConfigError("has no certificate to renew", who="this connection", hint="join with a token")
-        now, held = self._clock(), self._registry.holders.get(who.name)
-        won = now + self._lifetime - held.until if held else _LEAST_RENEWED
-        of_now = now - won >= rotation.since  # else another authority has signed it
-        # Before it costs time. Less than 0: a shorter life is wanted.
-        if of_now and 0 <= won < min(_LEAST_RENEWED, self._lifetime / 4):
-            raise ConfigError("renews its certificate too often", who=who.name, got=f"again within {won:.1f} s")
-        wanted = Request.read(ask.request)
-        self._registry.renew(who, wanted.hashed, now, now + self._lifetime)
-        self._keep(who)
-        log.info("a certificate is renewed", name=who.name, token=who.token)
-        return m.Enrolled(rotation.signs.sign(wanted, who, now, self._lifetime), authorities=_bundle(rotation))
-
-    def _administer(
-        self, rotation: Rotation[Authority], message: m.MakeToken | m.RevokeToken | m.ListTokens
-    ) -> m.Tokens:
-        made, registry = "", self._registry
-        if isinstance(message, m.MakeToken):
-            until = self._clock() + message.seconds if message.seconds else 0.0
-            made = self._make(
-                Grant(
-                    id="", hashed="", role=message.role, name=message.name, groups=tuple(message.groups),
-                    uses=message.uses, expires=until,
-                ),
-                registry, rotation.newest,
+    def _draw(self, registry: Registry, grant: Grant, master: Key) -> str:
+        """The text of a new token, which *registry* knows from now on; it is not written."""
+        id, secret = secrets.token_hex(_ID_BYTES), secrets.token_urlsafe(_SECRET_BYTES)
+        largest = Identity(grant.name or _LONGEST_NAME, grant.role, grant.groups, id, master.public)
+        size = len(make_receipt([master, master], largest))
+        if size > m.RECEIPT_BYTES:
+            raise ConfigError(
+                "asks for a receipt that is too large", who="wancoll token create --group",
+                expected=f"at most {m.RECEIPT_BYTES} bytes, with all groups' names", got=f"up to {size} bytes",
+                hint="name fewer groups, or shorter names (a letter beyond ASCII takes 2 to 4 bytes); no --group is "
+                "for any",
             )  # fmt: skip
-        elif isinstance(message, m.RevokeToken):
-            registry = registry.believing(registry.believed)
-            registry.revoke(message.token)
-            unwritten = self._write("token", {message.token: text(registry.grants[message.token])})
-            self._pending = partial(self._revoked, registry, message.token)
-            if unwritten:  # it counts all the same, as far as it can
-                return m.Tokens(refused=str(ConfigError(
-                    "is revoked only until this master ends: that cannot be written", who=f"token {message.token}",
-                    got=unwritten, hint="put that right where the master has its --journal, and revoke it again",
-                )))  # fmt: skip
+        registry.add(replace(grant, id=id, hashed=hash_of(secret), master=master.public.hex()), self._clock())
+        return str(Token(master.public, id, secret, self.address))
+
+    def _tokens(self, registry: Registry, made: str = "") -> m.Tokens:
         shown = [
             m.TokenInfo(one.id, one.role, one.name, list(one.groups), one.uses, len(one.used), one.expires, one.revoked,
                         registry.replaced(one))
@@ -549,91 +427,8 @@ class Gate:
         ]  # fmt: skip
         return m.Tokens(shown, made)
 
-    def _revoked(self, registry: Registry, token: str) -> tuple[str, str]:
-        self._registry = registry
-        log.warning("a token is revoked", token=token)
-        return "revoked", f"an operator has revoked token {token}: who came in with it is sent away"
-
-    def _make(self, grant: Grant, registry: Registry, authority: Authority) -> str:
-        """The text of a new token, which the *registry* knows from now on; its row is written."""
-        made, id, gone = self._draw(grant, registry, authority)
-        if unwritten := self._write("token", {id: text(registry.grants[id])}, gone):
-            del registry.grants[id], self._unwritten["token"][id]
-            raise ConfigError(
-                "a new token cannot be written", who="this master", got=unwritten,
-                hint="put that right where it has its --journal, and ask again",
-            )  # fmt: skip
-        return made
-
-    def _draw(self, grant: Grant, registry: Registry, authority: Authority) -> tuple[str, str, list[str]]:
-        """The same, not written, and its id; ids of tokens that were forgotten for it."""
-        id, secret = secrets.token_hex(_ID_BYTES), secrets.token_urlsafe(_SECRET_BYTES)
-        made = replace(grant, id=id, hashed=hash_of(secret), authority=authority.fingerprint)
-        largest = authority.size(Identity(made.name or _LONGEST_NAME, made.role, made.groups, id))
-        if largest > m.PEM_BYTES:
-            raise ConfigError(
-                "asks for a certificate that is too large", who="wancoll token create --group",
-                expected=f"at most {m.PEM_BYTES} bytes, with all groups' names", got=f"up to {largest} bytes",
-                hint="name fewer groups, or shorter names (a letter beyond ASCII takes 6 to 12 bytes); no --group is "
-                "for any",
-            )  # fmt: skip
-        gone = registry.add(made, self._clock())
-        return str(Token(authority.fingerprint, id, secret, self.address)), id, gone
-
-    def _keep(self, who: Identity) -> None:
-        """Write what came of *who*."""
-        grant = self._registry.grants.get(who.token)
-        if grant is not None:
-            self._write("token", {grant.id: text(grant)})
-        if who.name:
-            held = self._registry.holders
-            self._write("name", {who.name: text(held[who.name])}, self._registry.forgotten)
-            self._registry.forgotten.clear()
-
-    def _write(self, kind: str, rows: dict[str, str], gone: list[str] | None = None) -> str:
-        """Why they are not written now, but with the next ones; "": they are."""
-        assert self._book is not None
-        waiting = self._unwritten.setdefault(kind, {})
-        for id in gone or ():
-            waiting.pop(id, None)
-        waiting.update(rows)
-        try:
-            self._book.keep_trust(kind, waiting, gone or ())
-        except sqlite3.Error as bad:
-            log.error("tokens cannot be written; a restart of the master may forget", reason=str(bad))
-            return str(bad)
-        waiting.clear()
-        return ""
-
-
-def _bundle(rotation: Rotation[Authority]) -> bytes:
-    """Certificates of all that are believed, PEM."""
-    return b"".join(one.certificate for one in rotation.believed)
-
-
-def _prints(rotation: Rotation[Authority]) -> list[str]:
-    """SHA-256 of each."""
-    return [one.fingerprint for one in rotation.believed]
-
-
-def _turns(rotation: Rotation[Authority], before: Collection[str]) -> str:
-    """How a phase begins, for people, where these were believed *before*."""
-    new = f"{rotation.newest.fingerprint[:_SHOWN]}..."
-    if rotation.phase == "spreading":
-        return f"an operator rotates it: {new} is made known to all"
-    if rotation.phase == "retiring":
-        return f"{new} signs from now on; what the old one has signed is believed still"
-    if rotation.newest.fingerprint in before:
-        return f"the rotation is over: {new} alone is believed"
-    return f"an operator has replaced it at once by {new}: all daemons are sent away, no token of before is good"
-
-
-def _told(rotation: Rotation[Authority], made: str = "") -> m.RotationIs:
-    """For an admin."""
-    shown = [
-        m.AuthorityInfo(one.fingerprint, *times(one.certificate), one is rotation.signs) for one in rotation.authorities
-    ]
-    return m.RotationIs(rotation.phase, rotation.until, shown, made)
+    def _keys_are(self, keys: Sequence[Key], made: str = "") -> m.KeysAre:
+        return m.KeysAre([key.public for key in keys], made)
 
 
 def _first(now: float) -> Grant:
@@ -641,16 +436,8 @@ def _first(now: float) -> Grant:
     return Grant(id="", hashed="", expires=now + FIRST_TOKEN_SECONDS)
 
 
-def _same(one: Rotation[Authority], other: Rotation[Authority]) -> bool:
-    """Whether the same are believed, and the same one signs."""
-    return _bundle(one) == _bundle(other)
-
-
-def _chooser(name: str, other: ssl.SSLContext) -> Callable[[ssl.SSLObject, str | None, ssl.SSLContext], None]:
-    """Has who asks for *name* served by the *other* context."""
-
-    def choose(connection: ssl.SSLObject, asked: str | None, _: ssl.SSLContext) -> None:
-        if asked == name:
-            connection.context = other
-
-    return choose
+def _granted(asked: m.MakeToken, now: float) -> Grant:
+    until = now + asked.seconds if asked.seconds else 0.0
+    return Grant(
+        id="", hashed="", role=asked.role, name=asked.name, groups=tuple(asked.groups), uses=asked.uses, expires=until
+    )

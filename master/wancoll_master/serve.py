@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import socket
-import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -16,10 +14,9 @@ import trio
 from wancoll.errors import ConfigError, without_package
 from wancoll.local import join_address, split_address
 from wancoll.metrics.core import families as f
-from wancoll.metrics.expiry import Expiry
 from wancoll.metrics.guard import listeners_for
 from wancoll.net.listen import open_listeners, trio_listeners
-from wancoll.trust.papers import ADMIN, AUTHORITY, MASTER, Papers, held_folder
+from wancoll.trust.folder import ADMIN_KEY, MASTER_PUBLIC, held_folder
 from wancoll_master.config import MasterConfig
 from wancoll_master.core.views.page import Section
 from wancoll_master.server import Server
@@ -62,18 +59,16 @@ async def serve(
         page = listeners_for("page", config.page, config.page_token, "wancoll_master.page")
         listeners = open_listeners(config.listen)
         try:
-            servers: list[tuple[Server, Gate | None]] = []  # none while etcd is waited for
+            servers: list[Server] = []  # none while etcd is waited for
             async with trio.open_nursery() as nursery, contextlib.AsyncExitStack() as stack:
                 if metrics:
                     nursery.start_soon(_port(config, servers, metrics).serve)
                 if page:
                     nursery.start_soon(_page(config, servers, page).serve)
-                if config.secure or config.cert:
-                    await nursery.start(_reload_on_signal, servers)
                 trust = await _shared_trust(config)
                 gate = _gate(config, journal, trust)
                 server = Server(config, journal, gate)
-                servers.append((server, gate))
+                servers.append(server)
                 bound = [join_address(*one.getsockname()[:2]) for one in listeners]
                 nursery.start_soon(server.keep_time)
                 nursery.start_soon(server.keep_awake)
@@ -89,7 +84,6 @@ async def serve(
                 if gate is not None:
                     gate.address = reached_at(config.advertise, bound[0])
                     stack.callback(gate.close)
-                    nursery.start_soon(server.keep_trust, gate)
                     if trust is None and (token := gate.first_token()):
                         tell(token)
                     elif trust is None and config.secure:
@@ -106,7 +100,7 @@ async def serve(
 
 def _hold(config: MasterConfig, holding: contextlib.ExitStack) -> None:
     """Hold the state folder for this master alone, if keys are in it, or will be. Raises ConfigError: it cannot."""
-    admin = os.path.join(config.state, f"{ADMIN}.pem")
+    admin = os.path.join(config.state, ADMIN_KEY)
     if not config.state or not (config.secure or os.path.exists(admin)):
         return
     try:
@@ -118,8 +112,8 @@ def _hold(config: MasterConfig, holding: contextlib.ExitStack) -> None:
 
 
 async def _shared_trust(config: MasterConfig) -> SharedTrust | None:
-    """What masters share that share an etcd and have no certificates of their own; waits for etcd."""
-    if config.etcd is None or not config.secure or config.ca or config.cert:
+    """The key and tokens of masters that share an etcd; waits for etcd."""
+    if config.etcd is None or not config.secure:
         return None
     from wancoll_master.store import shared_trust
     from wancoll_master.store.etcd import Access, Etcd
@@ -128,34 +122,28 @@ async def _shared_trust(config: MasterConfig) -> SharedTrust | None:
         raise ConfigError("--secure with --etcd needs --state", who="wancoll master", expected="a folder", got="none")
     path = config.seal_key or os.path.join(config.state, SEAL_KEY)
     async with Etcd(Access.of(config.etcd), config.etcd.lease_ttl) as etcd:
-        known = os.path.join(config.state, AUTHORITY)
-        return await shared_trust.shared(etcd, config.etcd.prefix, path, time.time, known)
+        known = os.path.join(config.state, MASTER_PUBLIC)
+        return await shared_trust.shared(etcd, config.etcd.prefix, path, known)
 
 
-def _port(config: MasterConfig, servers: list[tuple[Server, Gate | None]], metrics: list[socket.socket]) -> MetricsPort:
+def _port(config: MasterConfig, servers: list[Server], metrics: list[socket.socket]) -> MetricsPort:
     """Where metrics are told. A master that stands by is ready: it says who leads. One that waits for etcd is not."""
     from wancoll.metrics.port import MetricsPort, Source
 
-    expiry = Expiry()
-
     def families() -> Iterator[f.Family | None]:
-        for server, _ in servers:
+        for server in servers:
             yield from server.families()
-        mine = {"own": config.cert, "authority": config.ca}
-        if config.secure:
-            mine = {"own": os.path.join(config.state, MASTER), "authority": os.path.join(config.state, AUTHORITY)}
-        yield expiry.family(mine)
 
     unready = lambda: "" if servers else "it waits for etcd"  # noqa: E731
     return MetricsPort(Source("master", "", families, unready), metrics, config.metrics_token)
 
 
-def _page(config: MasterConfig, servers: list[tuple[Server, Gate | None]], listeners: list[socket.socket]) -> Page:
+def _page(config: MasterConfig, servers: list[Server], listeners: list[socket.socket]) -> Page:
     """The live page. A master that stands by, or waits for etcd, says so there."""
     from wancoll_master.page import Page
 
     def look() -> Iterator[Section | None]:
-        for server, _ in servers:
+        for server in servers:
             yield from server.look()
         if not servers:
             yield "top", {"well": False, "line": "this master waits for etcd", "note": "", "groups": [], "more": 0}
@@ -165,27 +153,11 @@ def _page(config: MasterConfig, servers: list[tuple[Server, Gate | None]], liste
 
 def _gate(config: MasterConfig, journal: Journal, trust: SharedTrust | None) -> Gate | None:
     """The gate of this master; None: everybody is let in."""
-    given = config.ca or config.cert or config.key
-    own = Papers(config.ca, config.cert, config.key, by_host=True) if given else None
-    if own is not None and not (config.ca and config.cert):
-        raise ConfigError("--ca and --cert belong together", who="wancoll master", got=given)
-    if own is None and not config.secure:
+    if not config.secure:
         return None
     from wancoll_master.gate import Gate  # loads `cryptography`
 
-    lifetime = config.certificate_lifetime
-    if trust is not None:
-        return Gate(config.state, None, lifetime=lifetime, shared=trust.rotation)
-    return Gate(config.state, journal, own, lifetime=lifetime)
-
-
-async def _reload_on_signal(servers: list[tuple[Server, Gate | None]], *, task_status: trio.TaskStatus[None]) -> None:
-    with trio.open_signal_receiver(signal.SIGHUP) as signals:
-        task_status.started()
-        async for _ in signals:
-            for _, gate in servers:
-                if gate is not None:
-                    gate.reload()
+    return Gate(config.state, journal) if trust is None else Gate(config.state, None, shared=trust.keys)
 
 
 def reached_at(advertise: str, bound: str, towards: tuple[str, int] = _ANYWHERE) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import secrets
 import socket
 import sqlite3
@@ -24,15 +25,17 @@ from msgspec.structs import replace
 
 from wancoll.errors import ConfigError, ProtocolError
 from wancoll.failpoints import MASTER, STORE, Failpoints
+from wancoll.limits import PROTOCOL_VERSION
 from wancoll.local import join_address, split_address
 from wancoll.metrics.core import families as f
 from wancoll.net import clock
 from wancoll.net.contain import contained, shown, trace
 from wancoll.net.listen import Handshakes, Sparing, is_loopback, whose, why_ended
+from wancoll.net.proof import NONCE_BYTES, check_first
 from wancoll.net.stream import LINGER, Stream
 from wancoll.net.tls import Tls, TlsFailed
-from wancoll.net.turns import Turns
 from wancoll.trust.identity import Identity
+from wancoll.trust.registry import NotNow
 from wancoll.wire import messages as m
 from wancoll.wire.framing import Decoder, begins_tls, encode
 from wancoll_master.config import MasterConfig
@@ -44,7 +47,6 @@ from wancoll_master.core.may import EVERYTHING, may
 from wancoll_master.core.paths import announced
 from wancoll_master.core.ready import (
     Announce,
-    Broadcast,
     Close,
     Disconnected,
     Event,
@@ -79,6 +81,10 @@ _LINES_AT_ONCE = 1000  # of one kind of events: a crowd that comes, or is lost, 
 _HELD_FRAMES = 65536  # that may wait for the store
 _START_SECURE = "start the master with --secure (the default beyond loopback, without --insecure), or leave --join out"
 _NO_TLS = f"speaks TLS, and this master does not; {_START_SECURE}"
+_OTHER_VERSION = (
+    f"speaks another version of the protocol than this master, whose is {PROTOCOL_VERSION}: run the same wancoll "
+    "version everywhere, and start this one with a new token"
+)
 _ONLY_TLS = "this master speaks TLS only; give --join or WANCOLL_JOIN a token: `wancoll token create` makes one"
 _LOOKUPS = 256  # of names at once, one of each daemon: a name server may be slow
 _TURN = 0.01  # seconds for which one connection's messages are taken in before others have their turn
@@ -113,20 +119,20 @@ class Server:
         self._leadership_term: LeadershipTerm | None = None
         self._held = Held(_HELD_FRAMES)
         self._connections = Connections(config.limits)
-        self._identities: dict[int, Identity] = {}  # by connection as it came: who is verified
+        self._identities: dict[int, Identity] = {}  # by connection as it came: who has proved its key
+        self._unknown: dict[int, m.Signed] = {}  # the same, while this master knows no tokens
         self._trust_asked = 0  # the write that gate.settle() waits for
         self._numbers = itertools.count(1)
         limits = config.limits
         self._greeting = Handshakes(limits.pending_connections, limits.handshake_timeout, limits.handshake_least)
         self._lookups: dict[str, trio.CapacityLimiter] = {}  # by daemon: a thread may outlive who waits for it
-        self._shaking = Turns()  # in the thread for steps of their handshakes
         self._leaving = Handshakes(limits.pending_connections, LINGER)  # strangers that have yet to read their answer
         self._strangers: set[int] = set()  # connections on which no daemon has introduced itself
         self._of_strangers = Sparing()
         self._of_kinds: defaultdict[str, Sparing] = defaultdict(partial(Sparing, _LINES_AT_ONCE))  # of events
         self._alarm = trio.CancelScope()
         self._awake_at = clock.awake_or_asleep()
-        self._statuses = Statuses(journal, self._counted, lambda: ("", 0.0) if gate is None else gate.rotating)
+        self._statuses = Statuses(journal, self._counted, lambda: gate is not None and len(gate.keys) > 1)
 
     # ---- leading and standing by ---------------------------------------------------------------------
 
@@ -153,10 +159,22 @@ class Server:
             announce=self._announce,
         )
         self._first = False
-        self._send_away()  # who came while tokens were not known here
         for event in self._standby.empty():
-            self.apply(event)
+            self.apply(self._known_by_now(event))
         self.flush()
+
+    def _known_by_now(self, event: Event) -> Event:
+        """*event*, which came while this master stood by, with the identity of whoever said it."""
+        if not isinstance(event, Received) or (first := self._unknown.pop(event.conn, None)) is None:
+            return event
+        connection = self._connections.get(event.conn)
+        try:
+            if connection is not None:
+                self._identify(event.conn, connection, first)
+        except ProtocolError:
+            assert connection is not None
+            connection.end()
+        return replace(event, identity=self._identities.get(event.conn))
 
     def stand_by(self, answer: m.StandsBy, *, wait: bool) -> None:
         """Tell those who ask who leads; where nobody does daemons may *wait* for who will."""
@@ -254,13 +272,15 @@ class Server:
         if number in state.connections or may(event.identity, hello) is not None:
             return False  # it introduces itself twice, or may not
         conn = presence.returning(state, hello)
+        if conn is not None and event.identity is not None and state.connections[conn].key != event.identity.key:
+            conn = None
         again = self._connections.take_up(number, conn, hello.heard) if conn is not None else None
         if conn is None or again is None:
             return False
         ready = membership.step(state, trio.current_time(), Returned(conn, hello), propose)
         answers, ready.answers = ready.answers, []
         self._carry_out(state, Ready(answers=answers))
-        self._put_authorities(conn)
+        self._put_admitted(number)
         for frame in again:
             self._connections.put(conn, frame)
         self._carry_out(state, ready)
@@ -319,7 +339,7 @@ class Server:
                     self._connections.keep(conn, frame)
                 self._connections.put(conn, frame)
                 if welcome:
-                    self._put_authorities(conn)
+                    self._put_admitted(conn)
         for close in ready.closes:
             if close.reason:
                 self._of_strangers.say(log.info, "connection ended", reason=close.reason)
@@ -332,11 +352,11 @@ class Server:
         self._settle_trust()
         self.flush()
 
-    def _put_authorities(self, conn: int) -> None:
-        """Send an admitted daemon the authorities to believe: it may have missed a change."""
-        told = self._gate.authorities if self._gate is not None else None
-        if told is not None:
-            self._connections.put(conn, encode(told))
+    def _put_admitted(self, number: int) -> None:
+        """Send a daemon its receipt and the keys to expect: it may have missed a change."""
+        who, conn = self._identities.get(number), self._connections.conn_of(number)
+        if self._gate is not None and who is not None and self.state is not None and conn in self.state.connections:
+            self._connections.put(conn, encode(self._gate.admitted(who)))
 
     def flush(self) -> None:
         """Send what the steps since the last flush had to say, one send for each connection."""
@@ -358,14 +378,14 @@ class Server:
             self._telling.add(what)
 
     def _arm(self, arm: m.Arm, identity: Identity | None, source: str) -> m.Ok | m.Bye:
-        """Fault injection, for whoever may, and shows the token; without certificates only from this machine."""
+        """Fault injection, for whoever may, and shows the token; in clear only from this machine."""
         text = "fault injection is asked for"
         self._of_strangers.say(log.warning, text, who=source, name=arm.name, action=arm.action)
         if (refusal := may(identity, arm)) is not None:
             self._count_refused(arm)
             return m.Bye(f"{refusal.who} {refusal}"[:1000])
         if identity is EVERYTHING and not is_loopback(source):
-            return m.Bye("fault injection is not allowed here: expected a certificate of role chaos, or loopback")
+            return m.Bye("fault injection is not allowed here: expected a token of role chaos, or loopback")
         if not self._failpoints.allows(arm.token):
             return m.Bye("fault injection is not allowed here: expected the token of WANCOLL_FAILPOINTS")
         actions = ("kill", "pause", "clear", "fail") if arm.name in STORE else ("kill", "pause", "clear")
@@ -432,7 +452,7 @@ class Server:
         number, who = next(self._numbers), whose(stream.socket)
         try:
             sock = socket.socket(fileno=stream.socket.detach())
-            tls = None if self._gate is None else Tls(self._gate.context(), listens=True)
+            tls = None if self._gate is None else Tls(self._gate.listening)
             most = 16 * limits.message_bytes, limits.send_queue_messages
             connection = Stream(sock, "this connection", *most, tls, self._connections.queues)
         except OSError:
@@ -459,6 +479,7 @@ class Server:
                 connection.end()
             self._connections.forget(number)
             self._identities.pop(number, None)
+            self._unknown.pop(number, None)
             stranger = number in self._strangers
             self._strangers.discard(number)
             if not connection.ending or connection.overflow:
@@ -480,7 +501,7 @@ class Server:
         try:
             messages: list[m.FromPeer] = []
             with self._greeting.one(who) as greeting:
-                await self._shake_hands(number, connection)
+                nonce = await self._shake_hands(connection)
                 while not messages and (data := await connection.receive()):
                     messages = decoder.feed(data)
             # Outside, nothing ends it for being late: what came in time may be read late, where we stood still.
@@ -490,6 +511,7 @@ class Server:
                 reason = connection.ended if connection.ending else ""
                 self._of_strangers.say(log.info, "connection ended", who=who, reason=reason or "said nothing")
                 return connection.ended or "the master ended it"
+            messages[0] = self._introduce(number, connection, messages[0], nonce)
             decoder.allow(limits.message_bytes)  # a Report may be as large as an Epoch
             await self._hear(number, connection, messages)
             if self._introduced(number):
@@ -512,58 +534,73 @@ class Server:
             connection.end()
             return reason
 
-    async def _shake_hands(self, number: int, connection: Stream) -> None:
-        """Over TLS: who is there?
+    async def _shake_hands(self, connection: Stream) -> bytes:
+        """Over TLS: the challenge that was sent, which the first message has to answer; in clear b"".
 
         Raises:
-            TlsFailed: that is not proved.
-            ProtocolError: it may not come in any more.
+            TlsFailed: it does not come through.
+            ProtocolError: the other end is of another version.
+        """
+        if connection.tls is None:
+            return b""
+        await connection.shake_hands()
+        if not connection.tls.speaks:
+            connection.send(encode(m.Bye(_OTHER_VERSION, True)))
+            raise ProtocolError(_OTHER_VERSION)
+        nonce = os.urandom(NONCE_BYTES)
+        connection.send(encode(m.Challenge(nonce)))
+        return nonce
+
+    def _introduce(self, number: int, connection: Stream, first: m.FromPeer, nonce: bytes) -> m.FromPeer:
+        """The first message of a connection, without the proof around it; whoever has signed it is known from now on.
+
+        Raises:
+            ProtocolError: it is not signed, or the key is not let in.
         """
         if self._gate is None or connection.tls is None:
-            return
-        await connection.shake_hands(self._shaking)
-        found = self._gate.identity(connection.tls)
-        if found is None:
-            return
+            return first
+        if not isinstance(first, m.Signed):
+            raise ProtocolError(f"may not begin with {type(first).__name__} over TLS", expected="Signed")
+        message: m.FromPeer = check_first(first, connection.tls.key, nonce, m.FromPeer)
+        if isinstance(message, m.Signed):
+            raise ProtocolError("has signed a signed message", expected="one that may come first")
+        if self.state is None and self._gate.shares:
+            self._unknown[number] = first  # until this master leads
+        else:
+            self._identify(number, connection, first)
+        return message
+
+    def _identify(self, number: int, connection: Stream, first: m.Signed) -> None:
+        assert self._gate is not None
         try:
-            if self.state is not None:  # else when this master leads
-                self._gate.check(found)
+            self._identities[number] = self._gate.identify(first, self.state.daemons if self.state is not None else ())
         except ConfigError as refused:
-            connection.send(encode(m.Bye(str(refused)[:1000], True)))
+            connection.send(encode(m.Bye(str(refused)[:1000], not isinstance(refused, NotNow))))
             raise ProtocolError(str(refused)) from refused
-        self._identities[number] = found
 
     def _at_the_gate(self, number: int, connection: Stream, message: m.FromPeer) -> bool:
         """Whether it is about trust, and the gate has dealt with it. Raises ProtocolError: it may not be said."""
         if not isinstance(message, m.AboutTrust):
             return False
         if self._gate is None:
-            raise ProtocolError("asks for a certificate of a master without TLS", hint=_START_SECURE)
+            raise ProtocolError("asks for tokens or keys of a master without TLS", hint=_START_SECURE)
         state, conn = self._leading(), self._connections.conn_of(number)
-        if state is None and self._gate.shares and not isinstance(message, m.AskAuthority):
+        if state is None:
             self._connections.close(conn, encode(self._standby.answer))  # it knows no tokens
             return True
         who = self._identities.get(number)
         if (refusal := may(who, message)) is not None:
             self._count_refused(message)
             raise ProtocolError(refusal.what, expected=refusal.expected, got=refusal.who, hint=refusal.hint)
-        if isinstance(message, m.Renew) and not self._introduced(number):  # else nothing would bound such connections
-            raise ProtocolError("may not say Renew before Hello")
-        settled, asked = self._gate.settled, self._store.asked
+        if isinstance(message, m.RotateKey):
+            self._failpoints.hit("before_rotation")
+        settled = self._gate.settled
         answer = self._gate.answer(message, who)
-        if who is not None and isinstance(message, m.Renew) and isinstance(answer, m.Enrolled) and answer.certificate:
-            self._identities[number] = self._gate.renewed(who)
+        if isinstance(message, m.RotateKey):
+            self._failpoints.hit("after_rotation")
         if settled:
             self._trust_asked = self._store.asked
-        lasts = isinstance(message, m.Renew)
-        unwritten = self._store.asked > asked or isinstance(message, m.ListTokens)
-        if state is None or not unwritten:  # else strangers who ask, and are held for a slow store, pile up
-            connection.send(encode(answer))
-            if not lasts:
-                self._connections.close(conn, b"")
-        else:  # once what it did is written
-            closes = [] if lasts else [Close(conn, "")]
-            self._carry_out(state, Ready(messages=[Send(conn, answer)], closes=closes))
+        self._carry_out(state, Ready(messages=[Send(conn, answer)], closes=[Close(conn, "")]))  # once it is written
         self._settle_trust()
         return True
 
@@ -572,38 +609,18 @@ class Server:
         gate = self._gate
         if gate is None or gate.settled or self._store.written < self._trust_asked:
             return
-        before = gate.authorities
+        before = gate.keys
         done = gate.settle()
         if done is not None and self.state is not None:
             self._carry_out(self.state, Ready(log=[Record("", 0, *done)]))
         self._send_away()
-        if gate.authorities != before:
-            self._tell_authorities()
+        if gate.keys != before:
+            for number in list(self._identities):
+                self._put_admitted(number)
         self.flush()
 
-    async def keep_trust(self, gate: Gate) -> None:
-        """Task: certificates are good at any time, and authorities follow each other."""
-        while True:
-            changed = gate.changed
-            if self._leading() is not None and gate.due:
-                self._failpoints.hit("before_rotation")
-                if gate.advance():
-                    self._failpoints.hit("after_rotation")
-                    self._trust_asked = self._store.asked
-                    self._settle_trust()
-            gate.context()
-            with trio.move_on_after(gate.next_look):
-                await changed.wait()
-
-    def _tell_authorities(self) -> None:
-        """To all daemons, once it is written."""
-        told = self._gate.authorities if self._gate is not None else None
-        if told is not None and self.state is not None:
-            self._carry_out(self.state, Ready(messages=[Broadcast(tuple(self.state.connections), told)]))
-            self.flush()
-
     def _send_away(self) -> None:
-        """Those whose tokens are revoked, or whose authority was replaced: what they have is good for nothing."""
+        """Those whose token or key was revoked, or who are not known any more."""
         reasons: dict[int, str] = {}
         for number, who in self._identities.items():
             conn, connection = self._connections.conn_of(number), self._connections.get(number)
@@ -657,9 +674,13 @@ class Server:
                 self.flush()
                 await trio.lowlevel.checkpoint()
                 turn = trio.current_time() + _TURN
-            source = _source(connection) if self._gate is not None and isinstance(message, m.Hello) else ""
-            if isinstance(message, m.Hello) and may(self._identity(number), message) is None:
-                message = await self._looked_up(message, source)
+            if isinstance(message, m.Signed):
+                raise ProtocolError("signs a message that is not its first, or in clear")
+            source = ""
+            if isinstance(message, m.Hello):
+                source = _source(connection) if self._gate is not None else ""
+                if number in self._unknown or may(self._identity(number), message) is None:
+                    message = await self._looked_up(message, source)
             if connection.ending or self._connections.conn_of(number) in self._connections.closing:
                 break
             if self._at_the_gate(number, connection, message):

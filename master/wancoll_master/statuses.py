@@ -30,13 +30,11 @@ _KEPT = 64  # answers, of identities that are for different groups
 class Statuses:
     """Makes the answers, from the state as it is, the journal's events and *of_shell*, the shell's numbers by name.
 
-    *rotation*: where the authority's rotation stands and until when; ("", 0.0): none.
+    *rotating*: whether two keys of the master are good.
     """
 
-    def __init__(
-        self, journal: Journal, of_shell: Callable[[], dict[str, int]], rotation: Callable[[], tuple[str, float]]
-    ) -> None:
-        self._journal, self._of_shell, self._rotation = journal, of_shell, rotation
+    def __init__(self, journal: Journal, of_shell: Callable[[], dict[str, int]], rotating: Callable[[], bool]) -> None:
+        self._journal, self._of_shell, self._rotating = journal, of_shell, rotating
         self.started_at = trio.current_time()
         self._newest: dict[tuple[str, ...], tuple[bytes, float]] = {}  # by groups: the frame, until when new enough
         self._credit, self._spent_at = _BURST, self.started_at  # seconds that may go into making them
@@ -68,7 +66,6 @@ class Statuses:
     def _status(self, state: State, only: tuple[str, ...]) -> m.Status:
         """The answer about *only* these groups and their daemons; empty: about all."""
         now = trio.current_time()
-        rotation, rotation_until = self._rotation()
         refused = {"messages_refused": sum(state.refused.values())}
         mine = {**resources.of_this_process(), **self._of_shell(), **refused} if not only else {}
         return m.Status(
@@ -83,8 +80,7 @@ class Statuses:
             hosts=report.hosts(state, only),
             clock=time.time(),
             master=state.identity,
-            rotation=rotation,
-            rotation_until=rotation_until,
+            rotating=self._rotating(),
             left=report.left(state, only),
             gone=report.gone(state, only),
             elected_by=state.elected_by,

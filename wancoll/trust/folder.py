@@ -12,6 +12,8 @@ from wancoll.errors import ConfigError
 from wancoll.local import open_to_others, standing
 
 _LOCK = "lock"
+# Files of a master's folder: its keys, their public halves, and the key of whoever is admin on its machine.
+MASTER_KEY, MASTER_PUBLIC, ADMIN_KEY = "master.key", "master.pub", "admin.key"
 _AGAIN = 0.02  # seconds until a lock is tried again
 
 

@@ -20,6 +20,7 @@ from wancoll.local import open_to_others, standing
 from wancoll.trust.folder import write_secret
 
 _MOST_BYTES = 4096  # of a key's file
+_PEM_ENDS = b"-----END PRIVATE KEY-----\n"
 _ALWAYS = datetime(1970, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)  # nobody looks at it
 
 
@@ -40,21 +41,6 @@ class Key:
         return cls(Ed25519PrivateKey.generate())
 
     @classmethod
-    def of(cls, pem: bytes) -> Key:
-        """The key that *pem* holds.
-
-        Raises:
-            ValueError: it is no Ed25519 key in PEM, or has a password.
-        """
-        try:
-            found = serialization.load_pem_private_key(pem, None)
-        except (TypeError, UnsupportedAlgorithm) as bad:
-            raise ValueError(str(bad)) from bad
-        if not isinstance(found, Ed25519PrivateKey):
-            raise ValueError("it is a key of another kind")
-        return cls(found)
-
-    @classmethod
     def read(cls, path: str) -> Key:
         """The key in a file.
 
@@ -62,23 +48,7 @@ class Key:
             FileNotFoundError: there is none.
             ConfigError: it cannot be read, or others may read it.
         """
-        try:
-            with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-                about, found = os.fstat(file.fileno()), file.read(_MOST_BYTES)
-            if open_to_others(about, reads=True):
-                raise ConfigError(
-                    "is a key that others may read or replace", who=path, got=standing(about),
-                    expected=f"-rw------- (mode 0600) of user {os.geteuid()} or root",
-                    hint="if nobody has read it, chmod 600; else delete it, and start with a new token",
-                )  # fmt: skip
-            return cls.of(found)
-        except FileNotFoundError:
-            raise
-        except (OSError, ValueError) as bad:
-            raise ConfigError(
-                "cannot be used as key", who=path, expected="an Ed25519 key in PEM", got=str(bad),
-                hint="put it back from a copy, or delete it, and start with a new token",
-            ) from bad  # fmt: skip
+        return read_keys(path)[0]
 
     @classmethod
     def read_or_make(cls, path: str) -> Key:
@@ -110,6 +80,48 @@ class Key:
         made = x509.CertificateBuilder().subject_name(name).issuer_name(name).serial_number(1)
         made = made.public_key(self._private.public_key()).not_valid_before(_ALWAYS[0]).not_valid_after(_ALWAYS[1])
         return made.sign(self._private, None).public_bytes(serialization.Encoding.PEM)
+
+
+def keys_of(pem: bytes) -> list[Key]:
+    """The keys that *pem* holds, at least one.
+
+    Raises:
+        ValueError: it holds something else, or a key has a password.
+    """
+    try:
+        found = [serialization.load_pem_private_key(one + _PEM_ENDS, None) for one in pem.split(_PEM_ENDS)[:-1]]
+    except (TypeError, UnsupportedAlgorithm) as bad:
+        raise ValueError(str(bad)) from bad
+    keys = [Key(one) for one in found if isinstance(one, Ed25519PrivateKey)]
+    if not keys or len(keys) < len(found):
+        raise ValueError("it holds no Ed25519 key, or others too")
+    return keys
+
+
+def read_keys(path: str) -> list[Key]:
+    """The keys in a file.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ConfigError: it cannot be read, or others may read it.
+    """
+    try:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            about, found = os.fstat(file.fileno()), file.read(_MOST_BYTES)
+        if open_to_others(about, reads=True):
+            raise ConfigError(
+                "is a key that others may read or replace", who=path, got=standing(about),
+                expected=f"-rw------- (mode 0600) of user {os.geteuid()} or root",
+                hint="if nobody has read it, chmod 600; else delete it, and start with a new token",
+            )  # fmt: skip
+        return keys_of(found)
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError) as bad:
+        raise ConfigError(
+            "cannot be used as key", who=path, expected="an Ed25519 key in PEM", got=str(bad),
+            hint="put it back from a copy, or delete it, and start with a new token",
+        ) from bad  # fmt: skip
 
 
 def verify(public: bytes, signature: bytes, data: bytes) -> bool:

@@ -25,6 +25,10 @@ _LIST = "`wancoll token list` shows what there is, and `wancoll token create` ma
 _Row = TypeVar("_Row")
 
 
+class NotNow(ConfigError):
+    """Refused for a moment: another try does better."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
     """What a token allows.
@@ -101,6 +105,12 @@ class Registry:
         self.grants = {id: _read(f"token {id}", row, Grant) for id, row in rows.get("token", {}).items()}
         self.holders = {name: _read(f"name {name}", row, Holder) for name, row in rows.get("name", {}).items()}
         self.revoked = {key: _read(f"key {key}", row, Revoked) for key, row in rows.get("key", {}).items()}
+
+    def copy(self) -> Registry:
+        """The same, of which what changes is not noted here."""
+        found = Registry({}, self.masters)
+        found.grants, found.holders, found.revoked = dict(self.grants), dict(self.holders), dict(self.revoked)
+        return found
 
     def take_changed(self) -> dict[str, dict[str, str | None]]:
         """What is to be written since the last call."""

@@ -188,7 +188,8 @@ def _next_epoch(step: Step, group: Group, reason: str, *, free: bool = False) ->
         term=step.state.term,
         epoch=group.epoch,
         members=[
-            m.MemberInfo(one.mid, one.name, one.daemon.name, one.daemon.addresses, one.daemon.site) for one in members
+            m.MemberInfo(one.mid, one.name, one.daemon.name, one.daemon.addresses, one.daemon.site, one.daemon.key)
+            for one in members
         ],
         plan=plan,
         key=group.key,

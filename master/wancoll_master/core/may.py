@@ -13,7 +13,7 @@ from typing import Any
 from wancoll.trust.identity import Identity, Role
 from wancoll.wire import messages as m
 
-EVERYTHING = Identity("", "admin")  # whoever connects, where a master has no certificates; no name of its own
+EVERYTHING = Identity("", "admin")  # whoever connects, where all is in clear; no name of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +22,7 @@ class Rule:
 
     roles: tuple[Role, ...]  # that may; admin may say all
     groups: Callable[[Any], Iterable[str]] = lambda _: ()  # that the message is about
-    name: Callable[[Any], str] = lambda _: ""  # of the daemon that says it, which a peer's certificate has to name
-    anybody: bool = False  # may say it, also without a certificate
+    name: Callable[[Any], str] = lambda _: ""  # of the daemon that says it, which has to be the peer's own
 
 
 def _its_group(message: Any) -> tuple[str, ...]:
@@ -48,14 +47,12 @@ TABLE: dict[type, Rule] = {
     m.Arm: Rule(("chaos",)),
     m.Evict: Rule((), _its_group),
     m.AskToLeave: Rule((), _its_group),
-    m.AskAuthority: Rule((), anybody=True),
-    m.Enroll: Rule((), anybody=True),  # the token is what counts
-    m.Renew: Rule(("peer",)),
     m.MakeToken: Rule(()),
     m.RevokeToken: Rule(()),
     m.ListTokens: Rule(()),
-    m.AskRotation: Rule(()),
-    m.Rotate: Rule(()),
+    m.AskKeys: Rule(()),
+    m.RotateKey: Rule(()),
+    m.RevokeKey: Rule(()),
 }
 
 
@@ -76,11 +73,9 @@ def may(identity: Identity | None, message: m.FromPeer) -> Refusal | None:
     """Why *message* may not be taken in from whoever has this *identity* (None: not verified); None: it may."""
     what = type(message).__name__
     rule = TABLE[type(message)]
-    if rule.anybody:
-        return None
     if identity is None:
         return Refusal(
-            "somebody without a certificate", f"may not say {what}", "a certificate of this master's authority",
+            "somebody who has proved no key", f"may not say {what}", "a key that this master has admitted",
             "start it with --join and a token: `wancoll token create` makes one",
         )  # fmt: skip
     who = f"{identity.name} ({identity.role})" if identity.name else identity.role
@@ -99,7 +94,7 @@ def may(identity: Identity | None, message: m.FromPeer) -> Refusal | None:
     name = rule.name(message)
     if name and identity.name not in ("", name):
         return Refusal(
-            who, f"may not say {what} as {name}", f"the name {identity.name}, by its certificate",
+            who, f"may not say {what} as {name}", f"the name {identity.name}, that its key was admitted with",
             f"start it with --name {identity.name}, or with a token for {name}",
         )  # fmt: skip
     return None

@@ -130,8 +130,8 @@ def step(state: State, now: float, event: Event, planner: Planner) -> Ready:
     """
     this = Step(state, now, planner)
     _take(this, event)
-    for conn, hello in name_conflicts.unopposed(state) if state.twins else ():
-        _take(this, Received(conn, hello))
+    for waited in name_conflicts.unopposed(state) if state.twins else ():
+        _take(this, waited)
     for daemon, join in name_conflicts.decided(this) if state.postponed else ():
         _join(this, daemon, join)
         epochs.settle(this)
@@ -220,13 +220,13 @@ def _first_message(step: Step, event: Received) -> None:
             step.close(conn, f"this connection {bad}", final=newcomer)
             step.record(None, "refused", f"daemon {message.daemon}: this connection {bad}", kept=newcomer)
             return
-        _hello(step, conn, message)
+        _hello(step, event, message)
     else:
         raise ProtocolError("did not introduce itself", expected="Hello first", got=type(message).__name__)
 
 
-def _hello(step: Step, conn: int, hello: m.Hello) -> None:
-    state = step.state
+def _hello(step: Step, event: Received, hello: m.Hello) -> None:
+    state, conn = step.state, event.conn
     if hello.master not in (0, state.identity) and state.term <= hello.term <= state.believable:  # the journal was lost
         if state.elected:
             why = f"daemon {hello.daemon} has seen term {hello.term}, this master's is {state.term}"
@@ -239,7 +239,7 @@ def _hello(step: Step, conn: int, hello: m.Hello) -> None:
             hint="its limit on open files (ulimit -n) may allow more",
         )  # fmt: skip
     presence.processes_ended(step, hello.ended)
-    if not name_conflicts.admits(step, conn, hello):
+    if not name_conflicts.admits(step, event, hello):
         return
     epochs.settle(step)  # what an earlier connection of it had comes to its end before this one begins
     daemon = Daemon(
@@ -256,6 +256,7 @@ def _hello(step: Step, conn: int, hello: m.Hello) -> None:
         hello.dial,
         master_grace=hello.master_grace or step.limits.master_grace,
         version=hello.version,
+        key=event.identity.key if event.identity is not None else b"",
     )
     state.connections[conn] = state.daemons[daemon.name] = daemon
     step.alarm(step.now + step.limits.heartbeat_timeout)

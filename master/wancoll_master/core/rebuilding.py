@@ -229,8 +229,8 @@ def _check(step: Step, daemon: Daemon, report: m.Report, epoch: Reported, *, fir
     if used is not None and (report.epoch > used.epoch or (report.epoch == used.epoch and report.base > used.base)):
         expected, got = f"epoch {used.epoch} above {used.base}", f"epoch {report.epoch} above {report.base}"
         raise ProtocolError("reports an epoch that no master made", expected=expected, got=got)
-    kept = used.terms if used is not None and (used.epoch, used.mids) == (report.epoch, epoch.daemons.keys()) else 0
-    if kept not in (0, _terms(report)):
+    same = used is not None and used.epoch == report.epoch and used.mids == epoch.daemons.keys()
+    if used is not None and same and used.terms not in (0, _terms(report)):
         raise ProtocolError("reports another epoch than the journal's", got=f"epoch {report.epoch}")
     if epoch.daemons.get(report.mid) != daemon.name or len(epoch.daemons) < len(epoch.report.members):
         raise ProtocolError("reports for a member that is not its own", got=f"member {report.mid}")

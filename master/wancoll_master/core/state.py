@@ -14,7 +14,7 @@ from wancoll.collective import Descriptor
 from wancoll.commit.tally import Tally
 from wancoll.limits import Limits, few
 from wancoll.wire import messages as m
-from wancoll_master.core.ready import Broadcast, Close, Persist, Ready, Record, Send, Used
+from wancoll_master.core.ready import Broadcast, Close, Persist, Ready, Received, Record, Send, Used
 from wancoll_master.plan.measures import Measures, Pairs
 from wancoll_master.plan.planning import Planned, Planner
 from wancoll_master.plan.topology import pair
@@ -61,6 +61,7 @@ class Daemon:
     master_grace: float = 0.0  # for so long its members go on without a master
     stopping: bool = False  # it has said so
     version: str = ""  # of its package
+    key: bytes = b""  # its public key; b"": in clear nobody has one
     synced: bool = False  # it has named all members that it has
     members: dict[int, Member] = field(default_factory=dict)  # by mid, joining ones too
     reported: set[int] = field(default_factory=set)  # mids of members of an earlier master, let in to a rebuild
@@ -446,7 +447,7 @@ class State:
     members: dict[int, Member] = field(default_factory=dict)
     # By daemon and incarnation, oldest first: what it has to be told of evicted members, should it not have heard it.
     gone: dict[tuple[str, int], list[m.Evicted]] = field(default_factory=dict)
-    twins: dict[str, tuple[int, m.Hello]] = field(default_factory=dict)  # by name: the connection that waits for it
+    twins: dict[str, Received] = field(default_factory=dict)  # by name: the Hello of another daemon that waits for it
     postponed: dict[Daemon, list[tuple[Daemon, m.Join]]] = field(default_factory=dict)  # by the silent one: who waits
     watched_until: float = -inf  # until then daemons are told that somebody looks at the page
     deaf_until: float = -inf  # until then nobody is evicted for silence: it is the master that hears nobody
@@ -462,7 +463,7 @@ class State:
 
     def forget_twin(self, conn: int) -> None:
         """Nobody waits for a name over this connection any more."""
-        for name in [name for name, (twin, _) in self.twins.items() if twin == conn]:
+        for name in [name for name, twin in self.twins.items() if twin.conn == conn]:
             del self.twins[name]
 
 
@@ -530,7 +531,7 @@ class Step:
 
 def described(daemon: Daemon, name: str) -> int:
     """Bytes that the member *name* of *daemon* takes in an Epoch, at most."""
-    return 32 + 4 * (len(name) + len(daemon.name) + len(daemon.site) + sum(map(len, daemon.addresses)))
+    return 64 + 4 * (len(name) + len(daemon.name) + len(daemon.site) + sum(map(len, daemon.addresses)))
 
 
 def weight(value: object) -> int:

@@ -18,7 +18,6 @@ import httpx
 import trio
 
 from wancoll.errors import ConfigError
-from wancoll.trust.papers import no_password
 from wancoll_master.config import EtcdConfig
 
 PAGE = 64  # keys of one range request
@@ -113,7 +112,7 @@ class Access:
     def load(self, context: ssl.SSLContext) -> ssl.SSLContext:
         """Have the client's certificate in it, as it is now."""
         if self.cert:
-            context.load_cert_chain(self.cert, self.key or None, password=no_password)
+            context.load_cert_chain(self.cert, self.key or None, password=_no_password)
         return context
 
 
@@ -324,3 +323,8 @@ def _page(answer: dict[str, Any]) -> tuple[list[Entry], bool]:
 
 def _first(answer: dict[str, Any]) -> Entry | None:
     return _entry(answer["kvs"][0]) if answer.get("kvs") else None
+
+
+def _no_password() -> str:
+    """For load_cert_chain: nobody is there who could type one."""
+    raise ValueError("the key has a password")

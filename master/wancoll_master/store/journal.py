@@ -208,7 +208,7 @@ class Journal:
         return [EventRecord(*row) for row in reversed(found)]
 
     def trust(self, kind: str) -> dict[str, str]:
-        """Rows of the trust's registry, by id; *kind*: "token", "name", or "authority", whose they are."""
+        """Rows of the trust's registry, by id; *kind*: "token", "name", "key", or "master", whose keys they are of."""
         return dict(self._db.execute("select id, row from trust where kind = ?", (kind,)))
 
     def keep_trust(self, kind: str, rows: dict[str, str], gone: Collection[str] = ()) -> None:

@@ -1,11 +1,11 @@
-"""The trust of masters that share an etcd: one authority, its tokens and names, each value sealed by their key file.
+"""The trust of masters that share an etcd: one key, its tokens and names, each value sealed by their key file.
 
-Under the prefix: "trust/authority" (the authorities that are believed, with their keys, how far a rotation is, and an
-id), "trust/ID/token/TOKEN" and "trust/ID/name/NAME" (rows of the registry; what was made under an authority that was
-deleted, or dropped at once, is under another ID, so nothing of it counts). The authority is made once, by whichever
-master's transaction comes first; rows, and rotations, are written by the leader alone, in the fenced writes of
-EtcdStore, a rotation in one transaction however many rows there are: so no two masters rotate differently, and none
-finds half of one. Who stands by looks at them.
+Under the prefix: "trust/keys" (the masters' keys, two while a rotation is on, and an id), "trust/ID/token/TOKEN",
+"trust/ID/name/NAME" and "trust/ID/key/KEY" (rows of the registry; what was made under keys that were deleted, or
+replaced at once, is under another ID, so nothing of it counts). The key is made once, by whichever master's transaction
+comes first; rows, and rotations, are written by the leader alone, in the fenced writes of EtcdStore, a rotation in one
+transaction however many rows there are: so no two masters rotate differently, and none finds half of one. Standbys look
+at the keys.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from urllib.parse import quote, unquote
 
@@ -21,10 +21,8 @@ import structlog
 import trio
 
 from wancoll.errors import ConfigError
-from wancoll.trust.authority import Authority
+from wancoll.trust.keys import Key, keys_of
 from wancoll.trust.seal import Seal
-from wancoll_master.core.rotation import Rotation
-from wancoll_master.store.authorities import as_text, from_text
 from wancoll_master.store.etcd import Entry, Etcd, EtcdError, created, delete_under, put
 from wancoll_master.store.etcd_store import EtcdStore
 
@@ -41,25 +39,25 @@ class SharedTrust:
 
     prefix: str  # of all its keys in etcd
     seal: Seal  # opens them
-    id: str  # of this authority; where it was dropped at once there is more after a dot, for the next one's rows
-    rotation: Rotation[Authority]  # the same for all masters, as it was when it was read
+    id: str  # of these keys; where they were replaced at once there is more after a dot, for the next one's rows
+    keys: Sequence[Key]  # the same for all masters, as they were when they were read, the newest last
     revision: int = 0  # of etcd, when that was written
 
     async def newer(self, etcd: Etcd) -> SharedTrust | None:
         """Return the trust as it is now; None: it has not changed.
 
         Raises:
-            EtcdError: it cannot be read, or was changed; or another authority is there.
+            EtcdError: it cannot be read, or was changed; or other masters' keys are there.
         """
         try:
-            entry = await etcd.get(f"{self.prefix}trust/authority")
+            entry = await etcd.get(f"{self.prefix}trust/keys")
             if entry is not None and entry.modified == self.revision:
                 return None
             found = _opened(entry, self.prefix, self.seal.path) if entry is not None else None
             if found is None or found._origin != self._origin:
                 raise ConfigError(
-                    "is not the authority that this master was started with", who=f"{self.prefix}trust/authority",
-                    expected=f"the one with SHA-256 {self.rotation.signs.fingerprint}, or one that it gave way to",
+                    "is not the key that this master was started with", who=f"{self.prefix}trust/keys",
+                    expected=f"{self.keys[-1].public.hex()}, or one that it gave way to",
                     got="another" if found else "none", hint=_KEEP,
                 )  # fmt: skip
             return found
@@ -70,14 +68,14 @@ class SharedTrust:
         """What is known of tokens and names, for who leads; *before*: what it knew, if no other has led since.
 
         Raises:
-            EtcdError: it cannot be read, or was changed; or another authority is there.
+            EtcdError: it cannot be read, or was changed; or other masters' keys are there.
         """
-        if before is not None and await etcd.get(f"{self.prefix}trust/authority") is None:
+        if before is not None and await etcd.get(f"{self.prefix}trust/keys") is None:
             return before.again(store)
         now = await self.newer(etcd) or self
         known: dict[str, dict[str, str]] = {}
         try:
-            for kind in ("token", "name"):
+            for kind in ("token", "name", "key"):
                 under = now._key(kind, "")
                 found = await etcd.under(under, _PAGE)
                 known[kind] = {
@@ -97,11 +95,11 @@ class SharedTrust:
 
 
 class Rows:
-    """Rows of the registry, and the authorities, while this master leads: a gate's SharedBook."""
+    """Rows of the registry, and the masters' keys, while this master leads: a gate's SharedBook."""
 
     def __init__(self, trust: SharedTrust, store: EtcdStore, known: dict[str, dict[str, str]]) -> None:
         self._trust, self._store, self._known = trust, store, known
-        self.rotation = trust.rotation
+        self.keys = trust.keys
 
     def trust(self, kind: str) -> dict[str, str]:
         """See Book."""
@@ -118,62 +116,62 @@ class Rows:
             changes[key] = self._trust.seal.close(key, row)
         self._store.keep(changes)
 
-    def keep_rotation(self, rotation: Rotation[Authority], tokens: dict[str, str] | None = None) -> None:
+    def keep_keys(self, keys: Sequence[Key], *, anew: dict[str, str] | None = None) -> None:
         """See SharedBook; it is written as rows are, in one transaction."""
         before, seal = self._trust, self._trust.seal
-        if tokens is not None:
+        if anew is not None:
             self._trust = replace(before, id=f"{before._origin}.{secrets.token_hex(8)}")
-            self._known = {"token": dict(tokens), "name": {}}
-        self._trust = replace(self._trust, rotation=rotation)
-        rows = {f"{before.prefix}trust/authority": as_text(rotation, self._trust.id)}
-        rows |= {self._trust._key("token", id): row for id, row in (tokens or {}).items()}
+            self._known = {"token": dict(anew), "name": {}, "key": {}}
+        self._trust = replace(self._trust, keys=keys)
+        rows = {f"{before.prefix}trust/keys": _as_text(keys, self._trust.id)}
+        rows |= {self._trust._key("token", id): row for id, row in (anew or {}).items()}
         changes = [put(key, seal.close(key, row)) for key, row in rows.items()]
-        if tokens is not None:
+        if anew is not None:
             changes.append(delete_under(f"{before.prefix}trust/{before.id}/"))
         self._store.keep_whole(changes)
 
     def again(self, store: EtcdStore) -> Rows:
-        """The same in *store*, written anew: etcd has lost it. The authority, by which the rows count, is last."""
-        log.warning("etcd has lost the masters' authority and tokens; this master writes back what it knows")
+        """The same in *store*, written anew: etcd has lost it. The keys, by which the rows count, come last."""
+        log.warning("etcd has lost the masters' key and tokens; this master writes back what it knows")
         again, trust = Rows(self._trust, store, self._known), self._trust
         for kind, rows in self._known.items():
             again.keep_trust(kind, rows)
-        key = f"{trust.prefix}trust/authority"
-        store.keep({key: trust.seal.close(key, as_text(trust.rotation, trust.id))})
+        key = f"{trust.prefix}trust/keys"
+        store.keep({key: trust.seal.close(key, _as_text(trust.keys, trust.id))})
         return again
 
 
-async def shared(etcd: Etcd, prefix: str, path: str, clock: Callable[[], float], known: str = "") -> SharedTrust:
+async def shared(etcd: Etcd, prefix: str, path: str, known: str = "") -> SharedTrust:
     """The masters' trust, which is made where there is none, as is the key file at *path*; waits for etcd.
 
-    *known* is a file that says, if it is there, that there was an authority before: then none is made, but waited for.
+    *known* is a file that says, if it is there, that there was a key before: then none is made, but waited for.
     Raises ConfigError: the key file is missing, cannot be used, or is another; or what etcd has was changed.
     """
-    key, said = f"{prefix}trust/authority", False
+    key, said = f"{prefix}trust/keys", False
     while True:
         try:
             entry = await etcd.get(key)
             if entry is None and os.path.exists(known):  # noqa: ASYNC240 - a moment
                 raise EtcdError(
-                    f"{key} is lost, of which {known} is the certificate; {_KEEP}; to begin anew, with new tokens for "
+                    f"{key} is lost, whose public half is in {known}; {_KEEP}; to begin anew, with new tokens for "
                     "all daemons, stop all masters and delete that file"
                 )
-            return _opened(entry, prefix, path) if entry is not None else await _made(etcd, prefix, path, clock())
+            return _opened(entry, prefix, path) if entry is not None else await _made(etcd, prefix, path)
         except EtcdError as bad:
             if not said:
-                log.warning("etcd cannot be asked for the masters' authority; it is tried again", reason=str(bad))
+                log.warning("etcd cannot be asked for the masters' key; it is tried again", reason=str(bad))
             said = True
         await trio.sleep(_RETRY)
 
 
-async def _made(etcd: Etcd, prefix: str, path: str, now: float) -> SharedTrust:
-    """A new authority, or that of a master which was faster."""
+async def _made(etcd: Etcd, prefix: str, path: str) -> SharedTrust:
+    """A new key, or that of a master which was faster."""
     seal, new = _key_file(path)
-    key, id, rotation = f"{prefix}trust/authority", secrets.token_hex(8), Rotation((Authority.make(now),))
-    answer = await etcd.txn([created(key, 0)], [put(key, seal.close(key, as_text(rotation, id)))], [key])
+    key, id, keys = f"{prefix}trust/keys", secrets.token_hex(8), [Key.new()]
+    answer = await etcd.txn([created(key, 0)], [put(key, seal.close(key, _as_text(keys, id)))], [key])
     if answer.succeeded:
-        log.info("a new authority, for all masters of this etcd", sha256=rotation.signs.fingerprint, key_file=path)
-        return SharedTrust(prefix, seal, id, rotation, answer.revision)
+        log.info("a new key, for all masters of this etcd", key=keys[-1].public.hex(), key_file=path)
+        return SharedTrust(prefix, seal, id, keys, answer.revision)
     try:
         (entry,) = answer.read
         if entry is None:
@@ -206,16 +204,20 @@ def _opened(entry: Entry, prefix: str, path: str) -> SharedTrust:
         seal = Seal.read(path)
     except FileNotFoundError as missing:
         raise ConfigError(
-            "the key file is missing that the masters' authority in etcd is sealed with", who=path,
+            "the key file is missing that the masters' key in etcd is sealed with", who=path,
             expected="the file of the master that was started first", got="none",
             hint="copy it from there to this path, mode 0600, or say with --seal-key where it is; where all are lost, "
-            f"`etcdctl del {prefix}trust/authority` begins anew, and all daemons need new tokens",
+            f"`etcdctl del {prefix}trust/keys` begins anew, and all daemons need new tokens",
         ) from missing  # fmt: skip
     try:
-        rotation, id = from_text(seal.open(entry.key, entry.value))
-        return SharedTrust(prefix, seal, id, rotation, entry.modified)
+        id, _, pem = seal.open(entry.key, entry.value).partition("\n")
+        return SharedTrust(prefix, seal, id, keys_of(pem.encode()), entry.modified)
     except ValueError as bad:
         raise ConfigError(
-            "cannot be read by this version", who=f"{entry.key} in etcd", expected="an authority", got=str(bad),
+            "cannot be read by this version", who=f"{entry.key} in etcd", expected="an id and keys", got=str(bad),
             hint="run the same wancoll version everywhere",
         ) from bad  # fmt: skip
+
+
+def _as_text(keys: Sequence[Key], id: str) -> str:
+    return "\n".join([id, b"".join(key.pem for key in keys).decode()])

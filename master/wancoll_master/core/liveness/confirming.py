@@ -121,5 +121,5 @@ def _ask(step: Step, daemon: Daemon, more: int) -> None:
         for other in (*_neighbours(member), *spread):
             if not other.daemon.away and other.daemon not in daemon.witnesses:
                 daemon.witnesses.add(other.daemon)
-                ask = m.Probe(member.group.name, 0, other.mid, member.mid, daemon.name, daemon.addresses)
+                ask = m.Probe(member.group.name, 0, other.mid, member.mid, daemon.name, daemon.addresses, daemon.key)
                 step.send(other.daemon.conn, ask)

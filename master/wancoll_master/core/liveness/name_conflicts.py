@@ -10,17 +10,20 @@ So a job that was killed whole is started again while the master still waits for
 
 from __future__ import annotations
 
+from typing import cast
+
 from wancoll.wire import messages as m
 from wancoll_master.core.liveness import presence
 from wancoll_master.core.liveness.suspicion import suspected
+from wancoll_master.core.ready import Received
 from wancoll_master.core.state import Daemon, State, Step
 
 # ---- a second daemon of a name ------------------------------------------------------------------------
 
 
-def admits(step: Step, conn: int, hello: m.Hello) -> bool:
-    """Whether the daemon that says this may be taken in as a new one now."""
-    state = step.state
+def admits(step: Step, event: Received, hello: m.Hello) -> bool:
+    """Whether the daemon that says *hello*, in *event*, may be taken in as a new one now."""
+    state, conn = step.state, event.conn
     presence.hears(step)
     first = state.daemons.get(hello.daemon)
     if first is None:
@@ -33,8 +36,8 @@ def admits(step: Step, conn: int, hello: m.Hello) -> bool:
         return True
     known = state.twins.pop(first.name, None)
     if known is not None:
-        step.close(known[0], f"another connection asks for the name {first.name}")
-    state.twins[first.name] = conn, hello
+        step.close(known.conn, f"another connection asks for the name {first.name}")
+    state.twins[first.name] = event
     step.alarm(presence.due(step, first))
     return False
 
@@ -43,7 +46,8 @@ def first_is_heard(step: Step, first: Daemon) -> None:
     """Send the second daemon of the name away, if there is one."""
     if first.name not in step.state.twins:
         return
-    conn, hello = step.state.twins.pop(first.name)
+    twin = step.state.twins.pop(first.name)
+    hello = cast(m.Hello, twin.message)
     where, there = ", ".join(first.addresses), ", ".join(hello.addresses)
     why = (
         f"another daemon is named {first.name}, and answers: it is at {where}, this one at {there}; "
@@ -52,17 +56,17 @@ def first_is_heard(step: Step, first: Daemon) -> None:
     # A second daemon that has known a master may be the one whose name was taken. One at the same address is the same
     # daemon, started anew while its last words were on their way.
     newcomer = not (hello.master or hello.term) and hello.addresses != first.addresses
-    step.close(conn, why, final=newcomer)
+    step.close(twin.conn, why, final=newcomer)
     text = f"a second daemon {first.name} at {there}: the one at {where} answers"
     step.record(None, "refused", text, kept=newcomer)
 
 
 def waits(state: State, conn: int) -> bool:
     """Whether a daemon waits for a name over this connection."""
-    return any(twin == conn for twin, _ in state.twins.values())
+    return any(twin.conn == conn for twin in state.twins.values())
 
 
-def unopposed(state: State) -> list[tuple[int, m.Hello]]:
+def unopposed(state: State) -> list[Received]:
     """Take out the second daemons whose name is free now."""
     free = [name for name in state.twins if name not in state.daemons]
     return [state.twins.pop(name) for name in free]

@@ -36,7 +36,7 @@ def ask_round_trips(step: Step, group: Group, newcomer: Daemon) -> None:
         if asked.until <= step.now:
             asked.until = step.now + WAIT
             step.alarm(asked.until)
-            step.send(source.conn, m.MeasureLink(target.name, target.addresses, 0))
+            step.send(source.conn, m.MeasureLink(target.name, target.addresses, 0, target.key))
         group.awaited[ends] = asked.until, False
 
 
@@ -82,7 +82,7 @@ def _ask_bandwidth(step: Step, source: Daemon, target: Daemon, nbytes: int) -> b
     if asked.burst_at + AGAIN > step.now:
         return False
     asked.burst_at = step.now
-    step.send(source.conn, m.MeasureLink(target.name, target.addresses, nbytes))
+    step.send(source.conn, m.MeasureLink(target.name, target.addresses, nbytes, target.key))
     return True
 
 

@@ -88,8 +88,9 @@ def _ask(step: Step, joiner: Member, pair: ProbePair) -> None:
     step.alarm(pair.deadline)
     for prober, target in ((pair.member, joiner), (joiner, pair.member)):
         ask = m.Probe(
-            joiner.group.name, joiner.mid, prober.mid, target.mid, target.daemon.name, target.daemon.addresses
-        )
+            joiner.group.name, joiner.mid, prober.mid, target.mid, target.daemon.name, target.daemon.addresses,
+            target.daemon.key,
+        )  # fmt: skip
         step.send(prober.daemon.conn, ask)
 
 
