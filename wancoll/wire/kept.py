@@ -21,8 +21,9 @@ def counts(message: Any) -> bool:
     """Whether *message* is one of those that are kept. The others belong to one connection only."""
     if isinstance(message, m.Heartbeat | m.Pong):
         return message.number == 0
+    proof = m.Challenge | m.Signed | m.Admitted  # the last is said after each Welcome
     asked = m.Status | m.StatusRequest | m.Evict | m.EvictAnswer | m.Ok | m.Arm | m.AboutTrust | m.AnswersOfTrust
-    return not isinstance(message, m.Hello | m.Welcome | m.StandsBy | m.Bye | asked)
+    return not isinstance(message, m.Hello | m.Welcome | m.StandsBy | m.Bye | proof | asked)
 
 
 class Kept(Generic[T]):
