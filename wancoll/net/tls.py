@@ -53,6 +53,10 @@ class TlsFailed(Exception):
     """The other end is not who it should be, or does not speak TLS: an event, with the reason."""
 
 
+class WrongKey(TlsFailed):
+    """The acceptor has proved a key that the dialler does not expect, or none."""
+
+
 def to_dial() -> ssl.SSLContext:
     """For a dialler. It believes anybody: its user compares the key that is `shown` before it says anything."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -149,7 +153,7 @@ class Tls:
 
         key = shown(self._object.getpeercert(binary_form=True) or b"")
         if key not in self._expects:
-            raise TlsFailed(
+            raise WrongKey(
                 f"it has {f'the key {key.hex()}' if key else 'no key of this version of wancoll'}, and not "
                 f"{' or '.join(one.hex() for one in self._expects)}: somebody else answers there, or it was replaced"
             )
