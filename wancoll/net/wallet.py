@@ -19,9 +19,9 @@ from wancoll.wire.framing import decode_body, encode_body
 _KEY, _ADMITTED = "key", "admitted"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Wallet:
-    """A key and what proves it to masters and other daemons. The key is read once.
+    """A key and what proves it to masters and other daemons. Both are read once.
 
     Args:
         folder: for this user alone; made.
@@ -61,22 +61,31 @@ class Wallet:
         """The name in the receipt; "": there is none."""
         return decode_body(self.receipt, m.Receipt).name if self.receipt else ""
 
-    @property
+    @cached_property
     def _admitted(self) -> m.Admitted | None:
         """What a master has told; None: nothing, or it is damaged, or of another token's master."""
         with contextlib.suppress(FileNotFoundError, ProtocolError), open(self._path(_ADMITTED), "rb") as file:
             found: m.Admitted = decode_body(file.read(), m.Admitted)
-            receipt: m.Receipt = decode_body(found.receipt, m.Receipt)
+            receipt = self._own(found)
             mine = self.token is None or self.token.master in found.keys or self.token.id == receipt.token
-            return found if mine and receipt.key == self.key.public else None
+            return found if mine else None
         return None
+
+    def _own(self, admitted: m.Admitted) -> m.Receipt:
+        receipt: m.Receipt = decode_body(admitted.receipt, m.Receipt)
+        if receipt.key != self.key.public:
+            raise ProtocolError("is a receipt for another key", who="the master", got=receipt.key.hex())
+        return receipt
 
     def keep(self, admitted: m.Admitted) -> None:
         """Show this receipt, and believe these keys, from now on.
 
         Raises:
-            OSError: it cannot be written.
+            ProtocolError: it is no receipt for this key.
+            OSError: it cannot be written: after the next start it is not known.
         """
+        self._own(admitted)
+        self._admitted = admitted
         write_secret(self._path(_ADMITTED), encode_body(admitted))
 
     def proof(self, name: str = "") -> Proof:
