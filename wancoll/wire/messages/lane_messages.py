@@ -7,7 +7,6 @@ from typing import Annotated
 from msgspec import Meta
 
 from wancoll.wire.messages.fields import Bits, First, Message, Name, Number, Text
-from wancoll.wire.messages.trust_messages import Challenge, Signed
 
 
 class LaneHello(First, frozen=True):
@@ -51,5 +50,5 @@ class LaneRefused(Message, frozen=True):
     filler: bytes = b""
 
 
-LaneFirst = LaneHello | ProbeHello | Signed
-LaneAnswer = LaneWelcome | LaneRefused | Challenge
+LaneFirst = LaneHello | ProbeHello
+LaneAnswer = LaneWelcome | LaneRefused
