@@ -10,11 +10,12 @@ from typing import Any
 import trio
 
 from wancoll.errors import ConfigError
+from wancoll.limits import KIB
 from wancoll.local import split_address
 from wancoll.net.listen import is_loopback_host
 from wancoll.wire.framing import HEADER_BYTES, body_length, decode_body
 
-_HELLO_BYTES = 4096  # handshake frames are small
+_HELLO_BYTES = 16 * KIB  # the largest has a receipt
 
 
 class DialFailed(Exception):
@@ -56,7 +57,7 @@ async def _open_near(host: str, port: int) -> trio.SocketStream:
     if not all(map(is_loopback_host, hosts)):
         raise ConfigError(
             "is not dialled: it is beyond this machine, where all would be in clear", expected="an address of loopback",
-            got=", ".join(hosts), hint="start the daemon with --join TOKEN, with certificates, or with --insecure",
+            got=", ".join(hosts), hint="start the daemon with --join TOKEN, or with --insecure",
         )  # fmt: skip
     for one in hosts[:-1]:
         with contextlib.suppress(OSError):

@@ -32,11 +32,8 @@ class PeerConfig:
             over TLS. It names the master, too, unless --master does. WANCOLL_JOIN shows it to fewer.
         insecure: In clear also with a master, or a --listen, beyond loopback: whoever reaches the ports can read and
             change everything. For a network that is private already. The master needs it, too.
-        state: Folder of this daemon's key and certificate, for this user and this daemon alone. Empty: one for each
+        state: Folder of this daemon's key, for this user and this daemon alone. Empty: one for each
             machine's --socket, in wancoll in $XDG_STATE_HOME or ~/.local/state.
-        ca: PEM file of an authority of your own, with --cert and --key, in place of --join.
-        cert: PEM file of this daemon's certificate: its DNS name, or common name, is the daemon's.
-        key: PEM file of its key, where --cert does not hold it.
         lanes: TCP connections to each other peer. A group uses the smallest number that a member states.
         max_lanes: TCP connections to each other peer up to which the master may go where more of them carry more. A
             group uses the smallest number that a member states; not above --lanes: never.
@@ -64,9 +61,6 @@ class PeerConfig:
     join: str = ""
     insecure: Switch = False
     state: str = ""
-    ca: str = ""
-    cert: str = ""
-    key: str = ""
     lanes: Annotated[int, Parameter(validator=between(1, DEFAULT.max_lanes))] = 8
     max_lanes: Annotated[int, Parameter(validator=between(0, DEFAULT.max_lanes))] = 32
     measure: bool = True
@@ -84,7 +78,7 @@ class PeerConfig:
     @property
     def near_only(self) -> bool:
         """Whether it dials loopback alone: it speaks in clear, and nobody has said that it may do so beyond."""
-        return not (self.insecure or self.join or self.ca or self.cert or self.key)
+        return not (self.insecure or self.join)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

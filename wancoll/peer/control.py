@@ -21,25 +21,23 @@ from wancoll.net import clock
 from wancoll.net.ask import ask
 from wancoll.net.contain import contained
 from wancoll.net.dial import DialFailed, dial
-from wancoll.net.enroll import Refused, Wallet, WrongMaster
 from wancoll.net.hot import Hot, glance
 from wancoll.net.listen import is_loopback_host
 from wancoll.net.stream import Stream
 from wancoll.net.threads import in_thread
-from wancoll.net.tls import Tls, TlsFailed
+from wancoll.net.tls import Tls, TlsFailed, WrongKey
+from wancoll.net.wallet import Wallet
 from wancoll.peer.config import PeerConfig
 from wancoll.peer.core.grid import next_on_grid
 from wancoll.peer.core.liveness.commit_lease import CommitLease
 from wancoll.peer.core.liveness.masters import Masters
 from wancoll.peer.links.lanes import advertised, offered_congestion_controls
-from wancoll.trust.papers import fingerprints
 from wancoll.wire import messages as m
 from wancoll.wire.framing import Decoder, encode
 from wancoll.wire.kept import Kept, counts
 
 log = structlog.get_logger("wancoll.control")
 
-_RENEW_AGAIN = 10.0  # seconds until it is asked again for a certificate that did not come
 _NOBODY = "; is `wancoll master` running there, and is the port right?"
 _CLOCKS = 8  # comparisons with the master's that are kept: the newest
 _ABOUT_OPS = m.Commit | m.Matched | m.Settled
@@ -67,7 +65,7 @@ class Control:
         on_lost: called with the reason when a try failed (live=False) or a good connection is gone (live=True).
         on_synced: called once the master has sent all that it knew of this daemon when it was welcomed.
         beat: gives the heartbeat of a number, with what it tells of the members.
-        wallet: certificates, for a master that listens with TLS; None: all is in clear.
+        wallet: the daemon's key, and what it is good for; None: all is in clear.
     """
 
     def __init__(
@@ -90,9 +88,6 @@ class Control:
         self._masters = Masters(config.master.split(","))
         self._hint = ""  # who leads, in the words of the standby that was asked last
         self._data_socket, self._wallet = data_socket, wallet
-        self._renews_at = 0.0  # when to ask for the next certificate again, if it did not come
-        self._renew_at: float | None = None  # Wallet.renew_at(); None: its files have changed
-        self._doubted: set[str] = set()  # addresses where a certificate of an unknown authority was shown last
         self._others: dict[str, str] = {}  # addresses where another master has answered: its words, if it was the last
         self._hot, self._on_message, self._on_connected = hot, on_message, on_connected
         self._on_lost, self._on_synced, self._beat = on_lost, on_synced, beat
@@ -178,9 +173,10 @@ class Control:
         patience = self._masters.patience(limits.connect_timeout, soon=self._session > 0)
         self._dials += 1
         stream = None
+        if address in self._others:
+            self._others[address] = ""  # what it says now counts
         try:
-            with trio.fail_after(patience):
-                tls = await self._tls(address, patience)
+            tls = None if self._wallet is None else Tls(expects=self._wallet.masters)
             if len(self._masters.addresses) > 1 and not self._masters.followed:
                 await self._ask_all(patience)
             with trio.fail_after(patience):
@@ -189,36 +185,53 @@ class Control:
                 sock, most = socket.socket(fileno=raw.detach()), limits.message_bytes * 16
                 stream = Stream(sock, f"master at {address}", most, tls=tls)
                 await stream.shake_hands()
-            if tls is not None and self._wallet is not None and not self._wallet.papers.is_master(tls.certificate()):
-                return f"{address}: its certificate is not a master's: somebody else answers there"
             self.addresses = advertised(self._config.advertise, self._data_socket, local_host)
-            self.commit_lease.said_hello(clock.awake_or_asleep())
-            stream.send(encode(self._hello()))
             self._stream = stream
+            if tls is None:
+                self._say_hello(stream)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(stream.write_queue)
                 nursery.start_soon(self._heartbeat, stream)
                 reason = await self._read(stream)
                 nursery.cancel_scope.cancel()
             return reason
-        except Refused as bad:
-            self.refused = str(bad)
-            return str(bad)
-        except WrongMaster as bad:
-            return str(bad)
-        except (ConfigError, ProtocolError, OSError) as bad:
-            nobody = isinstance(bad, ConnectionRefusedError | TimeoutError)
-            return f"{address}: no certificate: {bad}{_NOBODY if nobody else ''}"
-        except (DialFailed, TlsFailed) as bad:
-            if isinstance(bad, TlsFailed) and bad.unknown and address in self._masters.addresses:
-                self._doubted.add(address)
-            return f"{bad}{_NOBODY if bad.refused else ''}" if isinstance(bad, DialFailed) else f"{address}: {bad}"
+        except WrongKey as bad:
+            return self._met_another(address, str(bad))
+        except DialFailed as bad:
+            return f"{bad}{_NOBODY if bad.refused else ''}"
+        except (TlsFailed, ConfigError, OSError) as bad:
+            return f"{address}: {bad}"
         except trio.TooSlowError:
             return f"{address}: no answer within {patience:.1f} s{_NOBODY}"
         finally:
             self._stream = None
             if stream is not None:
                 stream.close()
+
+    def _met_another(self, address: str, reason: str) -> str:
+        """Another master answers, which says nothing: anybody may be one. Why it is none.
+
+        Only a newcomer whose token fits none of the masters that it was given ends by it, since most likely they were
+        mixed up.
+        """
+        assert self._wallet is not None
+        reason = f"{address} is not the master that the token is of: {reason}"
+        if address in self._masters.addresses:
+            if address not in self._others:
+                log.warning("another master answers, or somebody who plays one", reason=reason)
+            self._others[address] = reason
+        answers = [self._others.get(one, "") for one in self._masters.addresses]
+        if not self._wallet.receipt and all(answers):
+            self.refused = "; ".join(answers)
+        return reason
+
+    def _say_hello(self, stream: Stream, wallet: Wallet | None = None, challenge: m.Challenge | None = None) -> None:
+        """Say who this is, and prove it where the master has asked for that."""
+        self.commit_lease.said_hello(clock.awake_or_asleep())
+        first: m.Hello | m.Signed = self._hello()
+        if wallet is not None and challenge is not None and stream.tls is not None:
+            first = wallet.proof(self._daemon).first(stream.tls.key, challenge.nonce, first)
+        stream.send(encode(first))
 
     def _hello(self) -> m.Hello:
         config = self._config
@@ -231,13 +244,13 @@ class Control:
 
     async def _ask_all(self, patience: float) -> None:
         """What elects the masters at all addresses. Who does not answer in time is not waited for."""
-        papers = self._wallet.papers if self._wallet is not None else None
+        proof = self._wallet.proof(self._daemon) if self._wallet is not None else None
 
         def asked(address: str) -> m.FromMaster | None:
             where, question = split_address(address), m.AskElection(PROTOCOL_VERSION)
             if self._config.near_only and not is_loopback_host(where[0]):
                 return None
-            answer: m.FromMaster = ask(where, question, m.FromMaster, timeout=patience, who=address, papers=papers)
+            answer: m.FromMaster = ask(where, question, m.FromMaster, timeout=patience, who=address, proof=proof)
             return answer
 
         answers: dict[str, m.Welcome | m.StandsBy] = {}
@@ -262,95 +275,13 @@ class Control:
             }
         )
 
-    async def _tls(self, address: str, patience: float) -> Tls | None:
-        """To dial with, after a certificate was got where there is none that is good.
-
-        Raises:
-            Refused: there will be none.
-            ConfigError, ProtocolError, OSError: there is none now.
-        """
-        wallet = self._wallet
-        if wallet is None:
-            return None
-        good, doubted = wallet.good(self._daemon, time.time()), address in self._doubted
-        self._doubted.discard(address)
-        if not good or (doubted and wallet.token is not None):
-            try:
-                await self._enroll(wallet, address, patience)
-            except Refused as bad:
-                if not good:
-                    raise
-                raise ConnectionError(str(bad)) from bad  # whoever was doubted: its certificate lets it in still
-        wallet.check_role()
-        papers, self._renew_at = wallet.papers, None
-        return Tls(papers.to_dial(), listens=False, host=papers.asks_for(split_address(address)[0]))
-
-    async def _enroll(self, wallet: Wallet, address: str, patience: float) -> None:
-        """Get a certificate with the token.
-
-        That another master answers says nothing: anybody may be one. Only a newcomer whose token fits none of the
-        masters that it was given ends by it, since most likely they were mixed up.
-
-        Raises:
-            Refused: there will be none.
-            ConfigError, ProtocolError, OSError: there is none now.
-        """
-        newcomer = not self.number and not wallet.came_before()
-        enroll = partial(wallet.enroll, address, self._daemon, patience)
-        if address in self._others:
-            self._others[address] = ""  # what it says now counts
+    def _keep(self, wallet: Wallet, admitted: m.Admitted) -> None:
+        if admitted.keys != wallet.masters:
+            log.info("the master has other keys", keys=[key.hex() for key in admitted.keys])
         try:
-            await in_thread(enroll)  # each answer has a deadline; a thread left behind ends the process
-        except WrongMaster as bad:
-            if address in self._masters.addresses:
-                if address not in self._others:
-                    log.warning("another master answers, or somebody who plays one", reason=str(bad))
-                self._others[address] = str(bad)
-            answers = [self._others.get(one, "") for one in self._masters.addresses]
-            if newcomer and all(answers):
-                raise Refused("; ".join(answers)) from bad
-            raise
-        log.info("a certificate was got with the token", name=self._daemon)
-
-    def _renew(self) -> None:
-        """Ask for the next certificate, if it is time. Files that cannot be used now end nothing."""
-        now = trio.current_time()
-        if self._wallet is None or now < self._renews_at:
-            return
-        try:
-            if self._renew_at is None:
-                self._renew_at = self._wallet.renew_at()
-            if time.time() < self._renew_at:
-                return
-            self._renews_at = now + _RENEW_AGAIN
-            self.send(m.Renew(self._wallet.request()))
-        except (ConfigError, OSError, ValueError) as bad:
-            self._renews_at = now + _RENEW_AGAIN
-            log.warning("the certificate is not renewed; that is tried again", reason=str(bad))
-
-    def _renewed(self, answer: m.Enrolled) -> None:
-        if self._wallet is None:
-            return
-        self._renew_at = None
-        try:
-            if answer.refused:
-                raise ValueError(answer.refused)
-            self._wallet.keep(answer.certificate, answer.authorities)
-            self._renews_at = 0.0
-            log.info("the certificate is renewed")
-        except (OSError, ValueError) as bad:
-            log.warning("the certificate is not renewed", reason=str(bad))
-
-    def _believe(self, told: m.AuthorityIs) -> None:
-        try:
-            if self._wallet is not None and self._wallet.believe(told.certificates):
-                self._renew_at = None
-                log.info("other authorities are believed", sha256=fingerprints(told.certificates))
-                self._renews_at = 0.0
-        except (OSError, ValueError) as bad:
-            log.warning("the authorities are believed as before", reason=str(bad))
-        if self.connected:
-            self._renew()
+            wallet.keep(admitted)
+        except OSError as bad:
+            log.warning("the receipt cannot be kept for the next start", reason=str(bad))
 
     async def _read(self, stream: Stream) -> str:
         timeout = self._config.limits.handshake_timeout
@@ -438,10 +369,10 @@ class Control:
                         self._kept.confirmed(message.heard)
                     else:  # whatever the master had to say at the start came before this
                         self._on_synced()
-                elif isinstance(message, m.Enrolled):
-                    self._renewed(message)
-                elif isinstance(message, m.AuthorityIs):
-                    self._believe(message)
+                elif isinstance(message, m.Admitted) and self._wallet is not None:
+                    self._keep(self._wallet, message)
+                elif isinstance(message, m.Challenge) and self._wallet is not None and not self.connected:
+                    self._say_hello(stream, self._wallet, message)
                 elif self.connected:
                     self._on_message(message)
 
@@ -484,7 +415,6 @@ class Control:
                 stream.ended = f"it was silent for {silent:.1f} s"
                 stream.end()  # who reads closes it
                 return
-            self._renew()
             number += 1
             self.commit_lease.said(number, clock.awake_or_asleep())
             self._said = number, time.time(), time.monotonic()

@@ -10,7 +10,7 @@ import secrets
 import socket
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -30,9 +30,9 @@ from wancoll.native.seal import check_possible
 from wancoll.net import clock
 from wancoll.net.contain import contained
 from wancoll.net.dial import DialFailed
-from wancoll.net.enroll import Wallet
 from wancoll.net.hot import Hot
 from wancoll.net.listen import claim_socket, open_listeners, trio_listeners
+from wancoll.net.wallet import Wallet
 from wancoll.peer import process_lock
 from wancoll.peer.config import PeerConfig
 from wancoll.peer.control import Control
@@ -48,7 +48,7 @@ from wancoll.peer.links.traffic import Traffic
 from wancoll.peer.session import Session
 from wancoll.peer.watch.measure import Measurer
 from wancoll.peer.watch.watcher import Watcher
-from wancoll.trust.papers import AUTHORITY_KEY, Papers
+from wancoll.trust.folder import MASTER_KEY
 from wancoll.trust.token import parse
 from wancoll.wire import messages as m
 
@@ -98,8 +98,7 @@ class Daemon:
         self.arena_bytes = config.arena_bytes or resources.total_memory()
         self.failpoints = Failpoints(config.failpoint_token)
         self._wallet = wallet
-        papers = None if wallet is None else lambda: wallet.papers
-        self.links = LinkHub(engine, config, name, nursery, papers)
+        self.links = LinkHub(engine, config, name, nursery, wallet)
         self.control = Control(
             config,
             name,
@@ -243,7 +242,7 @@ class Daemon:
         return {
             "name": self.name,
             "master": self.config.master,
-            "papers": self._wallet and asdict(self._wallet.papers),
+            "state": self._wallet.folder if self._wallet is not None else "",
             "connected": self.control.connected,
             "addresses": self.control.addresses,
             "kernels": kernel_name(),
@@ -333,7 +332,7 @@ class Daemon:
             failed = DialFailed(bug)
 
         with contained("a probe", lambda: ask, met):
-            failed = await probe(self.links.connector, ask.addresses, ask.daemon, self.config.limits)
+            failed = await probe(self.links.connector, ask.addresses, ask.daemon, ask.key, self.config.limits)
         self._probes -= 1
         about = ask.group, ask.joiner, ask.prober, ask.target
         refused = failed is not None and failed.refused
@@ -540,32 +539,26 @@ async def _watch_stdin(daemon: Daemon, stop: trio.Event) -> None:
 
 
 def _wallet(config: PeerConfig, path: str) -> Wallet | None:
-    """Where certificates are; None: there are none, and nothing is encrypted."""
-    if config.ca or config.cert or config.key:
-        if config.join or not (config.ca and config.cert):
-            got = f"--ca {config.ca!r}, --cert {config.cert!r}" + " and --join" * bool(config.join)
-            raise ConfigError("certificates are given by halves", expected="--ca and --cert, or --join", got=got)
-        ca, cert, key = (path and os.path.abspath(path) for path in (config.ca, config.cert, config.key))
-        return Wallet("", None, Papers(ca, cert, key, by_host=True))
+    """The daemon's key, and what it is good for; None: it has none, and nothing is encrypted."""
     if not config.join:
         return None
     machine = f"{socket.gethostname()}:{os.path.abspath(path)}"  # machines may share a home
     number = hashlib.sha256(machine.encode()).hexdigest()[:12]
     folder = os.path.abspath(config.state or default_state(f"peer-{number}"))
-    if os.path.exists(os.path.join(folder, AUTHORITY_KEY)):  # ours would take the place of its certificate
+    if os.path.exists(os.path.join(folder, MASTER_KEY)):
         raise ConfigError(
             "is a master's", who=f"--state {folder}", expected="a folder for this daemon alone",
-            got=f"one with {AUTHORITY_KEY}", hint="is it WANCOLL_STATE, for both? Give each its own, or none",
+            got=f"one with {MASTER_KEY}", hint="is it WANCOLL_STATE, for both? Give each its own, or none",
         )  # fmt: skip
     return Wallet(folder, parse(config.join))
 
 
-def _port(daemon: Daemon, door: FrontDoor, metrics: list[socket.socket], wallet: Wallet | None) -> MetricsPort:
+def _port(daemon: Daemon, door: FrontDoor, metrics: list[socket.socket]) -> MetricsPort:
     """Where metrics are told; from now on what they need is counted."""
     from wancoll.metrics.port import MetricsPort, Source
 
     daemon.operations, daemon.links.traffic = Operations(), Traffic()
-    daemon_metrics = DaemonMetrics(daemon, daemon.operations, door, wallet)
+    daemon_metrics = DaemonMetrics(daemon, daemon.operations, door)
     return MetricsPort(
         Source("peer", kernel_name(), daemon_metrics.families, daemon.unready), metrics, daemon.config.metrics_token
     )
@@ -588,9 +581,6 @@ async def serve(
     wallet = _wallet(config, path)
     if wallet is not None:
         check_possible()
-    name = config.name or (wallet.name if wallet else "") or f"{socket.gethostname()[:60]}-{secrets.token_hex(3)}"
-    if wallet is not None and wallet.own is not None and wallet.name != name:
-        raise ConfigError("--name is not the certificate's", who="--cert", expected=name, got=wallet.name)
     workers = config.workers or max(1, min(4, (os.cpu_count() or 1) // 2))
     metrics = listeners_for("metrics", config.metrics, config.metrics_token, "wancoll.metrics.port")
     data_sockets = open_listeners(config.listen)
@@ -600,6 +590,8 @@ async def serve(
     try:
         holding = contextlib.nullcontext() if wallet is None else wallet.held(f"at {path}, process {os.getpid()}")
         with holding, Engine(workers=workers) as engine, contextlib.closing(Hot()) as hot:
+            name = config.name or (wallet.name if wallet is not None else "")
+            name = name or f"{socket.gethostname()[:60]}-{secrets.token_hex(3)}"
             async with trio.open_nursery() as nursery:
                 daemon = Daemon(config, name, incarnation, ended, engine, hot, data_sockets[0], nursery, stop, wallet)
                 nursery.start_soon(daemon.watch_engine)
@@ -615,7 +607,7 @@ async def serve(
                 door = FrontDoor(daemon)
                 nursery.start_soon(trio.serve_listeners, door.accept, trio_listeners([local_socket]))
                 if metrics:
-                    nursery.start_soon(_port(daemon, door, metrics, wallet).serve)
+                    nursery.start_soon(_port(daemon, door, metrics).serve)
                 if config.watch_stdin:
                     nursery.start_soon(_watch_stdin, daemon, stop)
                 data = [join_address(*one.getsockname()[:2]) for one in data_sockets]
@@ -624,7 +616,7 @@ async def serve(
                 await daemon.drain()
                 nursery.cancel_scope.cancel()
         if daemon.control.refused:
-            raise ConfigError("no master takes this daemon", who=name, got=daemon.control.refused)
+            raise ConfigError("no master takes this daemon", who=daemon.name, got=daemon.control.refused)
         return daemon.leaving is not None
     finally:
         for one in (*data_sockets, *metrics):

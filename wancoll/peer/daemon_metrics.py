@@ -9,8 +9,6 @@ import trio
 
 from wancoll.metrics.core import families as f
 from wancoll.metrics.core.operations import Operations
-from wancoll.metrics.expiry import Expiry
-from wancoll.net.enroll import Wallet
 from wancoll.peer.door import FrontDoor
 from wancoll.peer.links.traffic import Now
 from wancoll.peer.session import Host, Session
@@ -21,9 +19,8 @@ _LINKS_AT_ONCE = 16  # that are looked at without a pause
 class DaemonMetrics:
     """A daemon's metrics: read from it and its *door* for clients, and counted in *operations*."""
 
-    def __init__(self, daemon: Host, operations: Operations, door: FrontDoor, wallet: Wallet | None) -> None:
+    def __init__(self, daemon: Host, operations: Operations, door: FrontDoor) -> None:
         self._daemon, self._links, self._operations, self._door = daemon, daemon.links, operations, door
-        self._wallet, self._expiry = wallet, Expiry()
 
     def families(self) -> Iterator[f.Family | None]:
         """All of them; None is a pause."""
@@ -44,10 +41,6 @@ class DaemonMetrics:
         doors = {"data": (data["handshakes"], data["strangers_refused"]), "clients": self._door.counts}
         yield f.Family(f.HANDSHAKES, [((name,), pending) for name, (pending, _) in doors.items()])
         yield f.Family(f.REFUSED, [((name,), refused) for name, (_, refused) in doors.items()])
-        papers = self._wallet.papers if self._wallet is not None else None
-        yield self._expiry.family(
-            {"own": papers.certificate, "authority": papers.authorities} if papers is not None else {}
-        )
 
     def _of_groups(
         self, spec: f.Spec, value: Callable[[Session], float], join: Callable[[list[float]], float]

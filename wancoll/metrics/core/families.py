@@ -64,9 +64,6 @@ BUILD = _gauge("build_info", "1, with what runs here.", "role", "version", "prot
 UPTIME = _gauge("uptime_seconds", "Since the process started to serve.")
 LAG = _histogram("event_loop_lag_seconds", "How late the event loop woke up, four times a second.", buckets=LAG_SECONDS)
 SCRAPES_REFUSED = _counter("scrapes_refused", "Requests to this port that were not answered with what they asked for.")
-CERTIFICATE = _gauge(
-    "certificate_expiry_timestamp_seconds", "When a certificate ends, seconds since 1970.", "certificate"
-)
 HANDSHAKES = _gauge("handshakes_pending", "Connections that have not said who they are.", "port")
 REFUSED = _counter("connections_refused", "Connections that were refused, or ended unintroduced.", "port")
 

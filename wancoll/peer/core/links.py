@@ -198,12 +198,12 @@ class Leave(Struct, frozen=True):
 class Knock(Struct, frozen=True):
     """Somebody dialled; answered by Welcome or Refuse, at once or when the epoch is known here.
 
-    *daemon*: who it has proved to be; None: lanes are in clear, and nobody proves anything.
+    *key*: public, of the daemon, proved; None: lanes are in clear, and nobody proves anything.
     """
 
     knock: int
     hello: m.LaneHello
-    daemon: str | None = None
+    key: bytes | None = None
 
 
 class Gone(Struct, frozen=True):
@@ -646,8 +646,9 @@ class Links:
         assert owner.epoch is not None
         knock, hello = event.knock, event.hello
         link = self._link(owner, hello.sender, hello.channel, now)
-        if event.daemon not in (None, link.other.daemon):
-            return Refuse(knock, f"{link.other.name} is a member of daemon {link.other.daemon}, not of {event.daemon}")
+        if event.key not in (None, link.other.key):
+            theirs = f"{link.other.daemon}, whose key is {link.other.key.hex() or 'not known'}"
+            return Refuse(knock, f"{link.other.name} is a member of {theirs}; yours is {event.key.hex()}")
         if link.other.daemon in self._cut:
             return Refuse(knock, "cut by fault injection")
         lanes = lanes_of(hello.channel, owner.epoch.plan)

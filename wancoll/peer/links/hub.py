@@ -19,9 +19,10 @@ from wancoll.errors import ConfigError, ProtocolError
 from wancoll.limits import PROTOCOL_VERSION
 from wancoll.native.engine import Engine
 from wancoll.net.contain import contained
-from wancoll.net.dial import DialFailed, read_frame
+from wancoll.net.dial import DialFailed
 from wancoll.net.hot import Hot
 from wancoll.net.listen import Handshakes, Sparing, whose, why_ended
+from wancoll.net.wallet import Wallet
 from wancoll.peer.config import PeerConfig
 from wancoll.peer.core import links as core
 from wancoll.peer.core.links import Link, Links, MemberLinks
@@ -30,9 +31,7 @@ from wancoll.peer.links.connections import Connection, Connector
 from wancoll.peer.links.lanes import greet, kernel_view, tune
 from wancoll.peer.links.probes import answer_probe
 from wancoll.peer.links.traffic import Now, Traffic
-from wancoll.trust.papers import Papers
 from wancoll.wire import messages as m
-from wancoll.wire.framing import encode
 
 log = structlog.get_logger("wancoll.links")
 
@@ -61,7 +60,7 @@ class WatchedLink(NamedTuple):
 class LinkHub:
     """All links of the daemon: one listener, one engine. *nursery* owns the tasks that dial.
 
-    *papers* says where the daemon's certificates are now; None: it has none, and lanes are in clear.
+    *wallet*: what the daemon proves itself with; None: lanes are in clear.
     """
 
     def __init__(
@@ -70,10 +69,10 @@ class LinkHub:
         config: PeerConfig,
         daemon: str,
         nursery: trio.Nursery,
-        papers: Callable[[], Papers] | None = None,
+        wallet: Wallet | None = None,
     ) -> None:
         self._engine, self._config, self._limits, self._daemon = engine, config, config.limits, daemon
-        self._nursery, self.connector = nursery, Connector(papers, near_only=config.near_only)
+        self._nursery, self.connector = nursery, Connector(wallet, near_only=config.near_only)
         self._core = Links(config.limits)
         self._tell: dict[MemberLinks, Callable[[core.Told], None]] = {}
         self._dials: dict[int, trio.CancelScope] = {}  # by the link's number
@@ -289,7 +288,7 @@ class LinkHub:
         other, limit = what.other, self._limits.connect_timeout
         try:
             with trio.fail_after(limit):
-                connection = await self.connector.dial(other.addresses, other.daemon, limit)
+                connection = await self.connector.dial(other.addresses, other.key, limit)
                 hello = replace(hello, checksums=self._config.checksum and not connection.sealed)
                 answer = await _greet_or_close(connection, hello, f"{other.name} at {other.addresses[0]}")
         except DialFailed as bad:
@@ -313,7 +312,10 @@ class LinkHub:
         try:
             with self._handshakes.one(who) as scope, contained("the data port", lambda: who, expected=known):
                 admit = partial(self._handshakes.leave, who, scope)
-                await self._handshake(await self.connector.accept(stream, who), who, admit)
+                connection, first = await self.connector.accept(stream, who)
+                if connection.sealed:
+                    self._handshakes.know(who)
+                await self._handshake(connection, first, who, admit)
             if scope.cancelled_caught:
                 self._strangers.say(log.info, "lane handshake failed", who=who, reason=why_ended(scope))
         except known as bad:
@@ -321,13 +323,10 @@ class LinkHub:
         finally:
             stream.socket.close()  # a no-op where the engine took it
 
-    async def _handshake(self, connection: Connection, who: str, admit: Callable[[], None]) -> None:
-        first = await read_frame(connection, m.LaneFirst, who=who)
+    async def _handshake(self, connection: Connection, first: m.LaneFirst, who: str, admit: Callable[[], None]) -> None:
         if first.protocol != PROTOCOL_VERSION:
             reason = f"protocol {first.protocol} here is {PROTOCOL_VERSION}: run the same wancoll version everywhere"
-            await connection.send_all(encode(m.LaneRefused(reason)))
-        elif connection.expired and not isinstance(first, m.LaneHello):
-            await connection.send_all(encode(m.LaneRefused("your certificate has expired: only lanes are taken")))
+            await connection.say(m.LaneRefused(reason))
         elif isinstance(first, m.ProbeHello):
             await answer_probe(connection, first, self._daemon, who)
         else:
@@ -337,15 +336,14 @@ class LinkHub:
         knock = next(self._knocks)
         answer = self._answers[knock] = _Answer(admit)
         try:
-            proved = connection.identity
-            self.step(core.Knock(knock, hello, proved.name if proved is not None else None))
+            self.step(core.Knock(knock, hello, connection.key))
             await answer.came.wait()
             match answer.command:
                 case core.Refuse(_, reason):
-                    await connection.send_all(encode(m.LaneRefused(reason)))
+                    await connection.say(m.LaneRefused(reason))
                 case core.Welcome(_, number, lane):
                     checksums = (hello.checksums or self._config.checksum) and not connection.sealed
-                    await connection.send_all(encode(m.LaneWelcome(self._daemon, checksums)))
+                    await connection.say(m.LaneWelcome(self._daemon, checksums))
                     self._hand_over(number, lane, connection, checksums)
         except BaseException:
             if isinstance(answer.command, core.Welcome):  # nobody would notice: the engine has no lane to lose

@@ -16,7 +16,6 @@ from wancoll.net.dial import DialFailed, read_frame
 from wancoll.peer.core.paths.tcpinfo import TCP_INFO_BYTES, TcpInfo, parse_tcp_info
 from wancoll.peer.links.connections import Connection
 from wancoll.wire import messages as m
-from wancoll.wire.framing import encode
 
 TCP_NOTSENT_LOWAT = 25  # of Linux; the socket module has no name for it
 _NO_LIMIT = 0x7FFFFFFF
@@ -85,7 +84,7 @@ def _offers(name: str) -> bool:
 async def greet(connection: Connection, hello: m.LaneHello | m.ProbeHello, who: str) -> m.LaneWelcome:
     """Dialler's half of the handshake; returns the answer. Raises DialFailed: refused, closed or not understood."""
     try:
-        await connection.send_all(encode(hello))
+        await connection.say(hello)
         answer: m.LaneAnswer = await read_frame(connection, m.LaneAnswer, who=who)
     except (trio.BrokenResourceError, trio.ClosedResourceError, ProtocolError) as bad:
         raise DialFailed(f"{who}: {bad}") from bad

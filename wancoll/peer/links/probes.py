@@ -20,7 +20,6 @@ from wancoll.peer.core.paths.tcpinfo import burst_rate, saturated
 from wancoll.peer.links.connections import Connection, Connector
 from wancoll.peer.links.lanes import TCP_NOTSENT_LOWAT, greet, kernel_view
 from wancoll.wire import messages as m
-from wancoll.wire.framing import encode
 
 _ROUNDS = 2  # small exchanges of a probe; the handshake of TCP is one more
 _ENDING_SECONDS = 0.05  # a process that ends may take a connection yet, and drop it: soon after nobody listens there
@@ -36,11 +35,13 @@ _ANSWERED_ROUNDS = 256
 # ---- the dialler's side -----------------------------------------------------------------------------
 
 
-async def probe(connector: Connector, addresses: Sequence[str], daemon: str, limits: Limits) -> DialFailed | None:
-    """Why *daemon* does not answer at *addresses*; None: it does."""
+async def probe(
+    connector: Connector, addresses: Sequence[str], daemon: str, key: bytes, limits: Limits
+) -> DialFailed | None:
+    """Why *daemon*, of this public *key*, does not answer at *addresses*; None: it does."""
     try:
         with trio.fail_after(limits.probe_timeout):
-            connection = await connector.dial(addresses, daemon, limits.probe_timeout)
+            connection = await connector.dial(addresses, key, limits.probe_timeout)
             with closing(connection):
                 try:
                     await _expect(connection, addresses, daemon)
@@ -61,7 +62,7 @@ async def round_trip(connector: Connector, ask: m.MeasureLink, within: float) ->
     Raises:
         DialFailed: *ask.daemon* does not answer there.
     """
-    connection = await connector.dial(ask.addresses, ask.daemon, within)
+    connection = await connector.dial(ask.addresses, ask.key, within)
     with closing(connection):
         for _ in range(_ROUNDS):
             await _expect(connection, ask.addresses, ask.daemon)
@@ -112,7 +113,7 @@ async def _send_burst(
     within: float,
 ) -> None:
     """One flow's share. The connection is added to *flows*, whose owner closes it, its start to *samples*."""
-    stream = await connector.dial(ask.addresses, ask.daemon, within)
+    stream = await connector.dial(ask.addresses, ask.key, within)
     flows.append(stream)
     samples.append((trio.current_time(), samples[-1][1] if samples else 0))
     sock, nbytes, zeros = stream.socket, ask.nbytes // _FLOWS, bytes(_CHUNK)
@@ -123,7 +124,7 @@ async def _send_burst(
     try:
         for start in range(0, nbytes, _PART):
             part = min(_PART, nbytes - start)
-            await stream.send_all(encode(m.ProbeHello(PROTOCOL_VERSION, ask.daemon, part)))
+            await stream.say(m.ProbeHello(PROTOCOL_VERSION, ask.daemon, part))
             for at in range(0, part, _CHUNK):
                 await stream.send_all(zeros[: min(_CHUNK, part - at)])
         for _ in range(0, nbytes, _PART):
@@ -155,7 +156,7 @@ async def answer_probe(connection: Connection, hello: m.ProbeHello, daemon: str,
         for _ in range(_ANSWERED_ROUNDS):
             total += hello.nbytes
             if total > _ANSWERED_BYTES:
-                await connection.send_all(encode(m.LaneRefused(f"probes of more than {_ANSWERED_BYTES} bytes")))
+                await connection.say(m.LaneRefused(f"probes of more than {_ANSWERED_BYTES} bytes"))
                 return
             left = hello.nbytes
             while left:
@@ -163,7 +164,7 @@ async def answer_probe(connection: Connection, hello: m.ProbeHello, daemon: str,
                 if not data:
                     return
                 left -= len(data)
-            await connection.send_all(encode(m.LaneWelcome(daemon, filler=bytes(hello.fill))))
+            await connection.say(m.LaneWelcome(daemon, filler=bytes(hello.fill)))
             hello = await read_frame(connection, m.ProbeHello, who=who)
     except (DialFailed, trio.BrokenResourceError, trio.ClosedResourceError):
         return  # the dialler has seen enough
