@@ -1,20 +1,32 @@
-"""What tests of TLS share: a master's papers."""
+"""What tests of TLS share: a master's key, and what a stranger shows."""
 
 from __future__ import annotations
 
-import time
+import ssl
+from collections.abc import Sequence
 
 import pytest
 
-from wancoll.trust.authority import Authority, Request, new_key, request
-from wancoll.trust.papers import Papers, write_secret
+from wancoll.net.tls import Listening
+from wancoll.trust.folder import in_memory
+from wancoll.trust.keys import Key
 
 
 @pytest.fixture(scope="package")
-def papers(tmp_path_factory: pytest.TempPathFactory) -> Papers:
+def key() -> Key:
     """A master's."""
-    folder, now, key = tmp_path_factory.mktemp("papers"), time.time(), new_key()
-    authority = Authority.make(now)
-    write_secret(str(folder / "ca"), authority.certificate)
-    write_secret(str(folder / "m"), authority.sign_master(Request.read(request(key)), now, 3600) + key)
-    return Papers(str(folder / "ca"), str(folder / "m"))
+    return Key.new()
+
+
+@pytest.fixture(scope="package")
+def listening(key: Key) -> Listening:
+    """That master."""
+    return Listening([key])
+
+
+def showing(certificates: Sequence[bytes], key: bytes) -> ssl.SSLContext:
+    """An acceptor's that shows these."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    with in_memory(b"".join(certificates) + key) as file:
+        context.load_cert_chain(file)
+    return context

@@ -4,46 +4,26 @@ from __future__ import annotations
 
 import socket
 import ssl
-import time
 from collections.abc import Awaitable, Callable
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import trio
-from cryptography.x509.oid import ExtendedKeyUsageOID
 
+from tests.net.conftest import showing
+from wancoll.net import tls
 from wancoll.net.hot import glance
 from wancoll.net.stream import Stream
-from wancoll.net.tls import Tls, TlsFailed
-from wancoll.trust import authority
-from wancoll.trust.authority import Authority, Request, new_key, request
-from wancoll.trust.identity import Identity
-from wancoll.trust.papers import Papers, identity_of, unverified, write_secret
+from wancoll.net.tls import Listening, Tls, TlsFailed, WrongKey, server_name
+from wancoll.trust.keys import Key
 from wancoll.wire import messages as m
 from wancoll.wire.framing import Decoder, encode
 
 
-@pytest.fixture(scope="module")
-def papers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Papers, Papers]:
-    """Of a master and of a daemon called "d"."""
-    folder, now, found = tmp_path_factory.mktemp("papers"), time.time(), []
-    authority = Authority.make(now)
-    write_secret(str(folder / "ca"), authority.certificate)
-    for name in ("m", "d"):
-        key = new_key()
-        wanted = Request.read(request(key))
-        who = Identity(name, "peer")
-        pem = authority.sign(wanted, who, now, 3600) if name == "d" else authority.sign_master(wanted, now, 3600)
-        write_secret(str(folder / name), pem + key)
-        found.append(Papers(str(folder / "ca"), str(folder / name)))
-    return found[0], found[1]
-
-
-def streams(master: ssl.SSLContext, daemon: ssl.SSLContext, most: int = 8 << 20) -> tuple[Stream, Stream]:
+def streams(listening: Listening, *expects: bytes, most: int = 8 << 20) -> tuple[Stream, Stream]:
+    """A master's, and a daemon's that expects these keys; none: the master's own."""
     near, far = socket.socketpair()
-    listens, dials = Tls(master, listens=True), Tls(daemon, listens=False, host="h")
-    return Stream(near, "d", most, tls=listens), Stream(far, "m", most, tls=dials)
+    master, daemon = Tls(listening), Tls(expects=expects or [*listening.keys.values()])
+    return Stream(near, "d", most, tls=master), Stream(far, "m", most, tls=daemon)
 
 
 async def both(*todo: Callable[[], Awaitable[object]]) -> list[object]:
@@ -54,7 +34,7 @@ async def both(*todo: Callable[[], Awaitable[object]]) -> list[object]:
         try:
             found[i] = await todo[i]()
         except TlsFailed as failed:
-            found[i] = str(failed)
+            found[i] = failed
 
     with trio.fail_after(30):
         async with trio.open_nursery() as nursery:
@@ -63,11 +43,19 @@ async def both(*todo: Callable[[], Awaitable[object]]) -> list[object]:
     return found
 
 
-async def test_what_is_sent_before_anybody_reads_arrives_whole(papers: tuple[Papers, Papers]) -> None:
-    master, daemon = streams(papers[0].to_listen(), papers[1].to_dial())
+@pytest.fixture
+async def ends(listening: Listening) -> tuple[Stream, Stream]:
+    """A master's stream and a daemon's, after their handshake."""
+    master, daemon = streams(listening)
     assert await both(master.shake_hands, daemon.shake_hands) == [None, None]
-    assert master.tls is not None
-    assert identity_of(master.tls.certificate()) == Identity("d", "peer")
+    return master, daemon
+
+
+async def test_what_is_sent_before_anybody_reads_arrives_whole(ends: tuple[Stream, Stream], key: Key) -> None:
+    master, daemon = ends
+    for end in ends:
+        assert end.tls is not None
+        assert (end.tls.key, end.tls.speaks) == (key.public, True), "both know which of the master's keys it was"
     pieces = [bytes([i]) * 100_000 for i in range(40)]
     for piece in pieces:
         master.send(piece)  # returns, though nobody reads
@@ -84,8 +72,8 @@ async def test_what_is_sent_before_anybody_reads_arrives_whole(papers: tuple[Pap
     daemon.close()
 
 
-async def test_who_does_not_read_is_given_up(papers: tuple[Papers, Papers]) -> None:
-    master, daemon = streams(papers[0].to_listen(), papers[1].to_dial(), 50_000)
+async def test_who_does_not_read_is_given_up(listening: Listening) -> None:
+    master, daemon = streams(listening, most=50_000)
     await both(master.shake_hands, daemon.shake_hands)
     while not master.overflow:
         assert master.queued <= 50_000
@@ -95,10 +83,9 @@ async def test_who_does_not_read_is_given_up(papers: tuple[Papers, Papers]) -> N
     daemon.close()
 
 
-async def test_a_look_opens_what_is_there_and_leaves_nothing_behind(papers: tuple[Papers, Papers]) -> None:
+async def test_a_look_opens_what_is_there_and_leaves_nothing_behind(ends: tuple[Stream, Stream]) -> None:
     """epoll says nothing of what TLS would hold back: so it must not."""
-    master, daemon = streams(papers[0].to_listen(), papers[1].to_dial())
-    await both(master.shake_hands, daemon.shake_hands)
+    master, daemon = ends
     decoder: Decoder[m.FromMaster] = Decoder(m.FromMaster, 1 << 20)
     assert glance(daemon, decoder, m.Pong) is None
     master.send(encode(m.Pong(7, 0)))
@@ -113,9 +100,8 @@ async def test_a_look_opens_what_is_there_and_leaves_nothing_behind(papers: tupl
 
 
 @pytest.mark.parametrize("looks", [False, True])
-async def test_a_changed_byte_ends_the_connection(papers: tuple[Papers, Papers], looks: bool) -> None:
-    master, daemon = streams(papers[0].to_listen(), papers[1].to_dial())
-    await both(master.shake_hands, daemon.shake_hands)
+async def test_a_changed_byte_ends_the_connection(ends: tuple[Stream, Stream], looks: bool) -> None:
+    master, daemon = ends
     assert master.tls is not None
     sealed = bytearray(master.tls.seal(encode(m.Pong(7, 0))))
     sealed[-1] ^= 1
@@ -128,9 +114,8 @@ async def test_a_changed_byte_ends_the_connection(papers: tuple[Papers, Papers],
     daemon.close()
 
 
-async def test_a_record_that_is_sent_again_ends_the_connection(papers: tuple[Papers, Papers]) -> None:
-    master, daemon = streams(papers[0].to_listen(), papers[1].to_dial())
-    await both(master.shake_hands, daemon.shake_hands)
+async def test_a_record_that_is_sent_again_ends_the_connection(ends: tuple[Stream, Stream]) -> None:
+    master, daemon = ends
     assert master.tls is not None
     sealed = master.tls.seal(b"once")
     master.socket.send(sealed)
@@ -143,12 +128,12 @@ async def test_a_record_that_is_sent_again_ends_the_connection(papers: tuple[Pap
 
 
 @pytest.mark.parametrize("said", [b"\0\0\0\x10hello in clear..", b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\0\x05hello"])
-async def test_who_does_not_speak_tls_is_told_apart(papers: tuple[Papers, Papers], said: bytes) -> None:
+async def test_who_does_not_speak_tls_is_told_apart(listening: Listening, said: bytes) -> None:
     near, far = socket.socketpair()
-    master = Stream(near, "d", 1 << 20, tls=Tls(papers[0].to_listen(), listens=True))
+    master = Stream(near, "d", 1 << 20, tls=Tls(listening))
     far.send(said)
     (why,) = await both(master.shake_hands)
-    assert isinstance(why, str)
+    assert isinstance(why, TlsFailed)
     assert master.tls is not None
     assert master.tls.plain == (said[:1] == b"\0")
     master.send(b"secret")  # nothing leaves before the handshake
@@ -157,72 +142,101 @@ async def test_who_does_not_speak_tls_is_told_apart(papers: tuple[Papers, Papers
     far.close()
 
 
-async def test_a_handshake_that_is_cut_ends(papers: tuple[Papers, Papers]) -> None:
+async def test_a_handshake_that_is_cut_ends(listening: Listening, key: Key) -> None:
     near, far = socket.socketpair()
-    master = Stream(near, "d", 1 << 20, tls=Tls(papers[0].to_listen(), listens=True))
-    hello = Tls(papers[1].to_dial(), listens=False, host="h")
+    master, hello = Stream(near, "d", 1 << 20, tls=Tls(listening)), Tls(expects=[key.public])
     hello.shake(b"")
     far.send(hello.outgoing()[:50])
     far.shutdown(socket.SHUT_WR)
     (why,) = await both(master.shake_hands)
-    assert why == "the connection was closed by the other end, in the middle of TLS's handshake"
+    assert str(why) == "the connection was closed by the other end, in the middle of TLS's handshake"
     master.close()
     far.close()
 
 
-async def test_an_older_tls_is_refused(papers: tuple[Papers, Papers]) -> None:
-    old = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    old.check_hostname, old.verify_mode, old.maximum_version = False, ssl.CERT_NONE, ssl.TLSVersion.TLSv1_2
-    master, daemon = streams(papers[0].to_listen(), old)
-    why, _ = await both(master.shake_hands, daemon.shake_hands)
-    assert "it speaks an older TLS than 1.3" in str(why)
-    master.close()
-    daemon.close()
+# ---- who is there ---------------------------------------------------------------------------------------
 
 
-async def test_a_wrong_certificate_is_told_to_both_ends(papers: tuple[Papers, Papers], tmp_path: Path) -> None:
-    """In TLS 1.3 who dialled learns of it after its own handshake."""
-    other, now, key = Authority.make(time.time()), time.time(), new_key()
-    mine = other.sign(Request.read(request(key)), Identity("d", "peer"), now, 60)
-    write_secret(str(tmp_path / "d"), mine + key)
-    master, daemon = streams(papers[0].to_listen(), Papers(papers[0].authorities, str(tmp_path / "d")).to_dial())
+def shake(master: Tls, daemon: Tls) -> None:
+    """Let both shake hands, until one has failed."""
+    daemon.shake(b"")
+    while not (master.done and daemon.done):
+        master.shake(daemon.outgoing())
+        daemon.shake(master.outgoing())
 
-    async def dial() -> str:
-        await daemon.shake_hands()
-        assert await daemon.receive() == b""
-        return daemon.ended
 
-    why, told = await both(master.shake_hands, dial)
-    assert "certificate is of another authority" in str(why)
-    assert "the certificate shown is of another authority: join with a token" in str(told)
-    assert unverified().verify_mode == ssl.CERT_NONE
-    master.close()
-    daemon.close()
+def old() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode, context.maximum_version = False, ssl.CERT_NONE, ssl.TLSVersion.TLSv1_2
+    return context
 
 
 @pytest.mark.parametrize(
-    ("usage", "says"), [("SERVER_AUTH", "its certificate is"), ("CLIENT_AUTH", "certificate shown is")]
+    ("context", "why"), [(old, "it speaks an older TLS than 1.3"), (ssl.create_default_context, "")]
 )
-async def test_a_certificate_for_other_purposes_is_told_to_both_ends(
-    papers: tuple[Papers, Papers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, usage: str, says: str
+def test_an_older_tls_is_refused_and_another_version_of_ours_is_known(
+    listening: Listening, key: Key, monkeypatch: pytest.MonkeyPatch, context: Callable[[], ssl.SSLContext], why: str
 ) -> None:
-    """Of the dialler that may only be dialled; of the master that may only dial."""
-    found = getattr(ExtendedKeyUsageOID, usage)
-    monkeypatch.setattr(authority, "ExtendedKeyUsageOID", SimpleNamespace(CLIENT_AUTH=found, SERVER_AUTH=found))
-    made, key = Authority.make(time.time()), new_key()
-    write_secret(str(tmp_path / "ca"), made.certificate)
-    wanted = Request.read(request(key))
-    write_secret(str(tmp_path / "c"), made.sign(wanted, Identity("d", "peer"), time.time(), 60) + key)
-    mine = Papers(str(tmp_path / "ca"), str(tmp_path / "c"))
-    monkeypatch.undo()
-    good = made.sign_master(wanted, time.time(), 60) + key
-    write_secret(str(tmp_path / "good"), good)
-    other = Papers(str(tmp_path / "ca"), str(tmp_path / "good"))
-    ends = (other.to_listen(), mine.to_dial()) if usage == "SERVER_AUTH" else (mine.to_listen(), other.to_dial())
-    master, daemon = streams(*ends)
-    why, _ = await both(master.shake_hands, daemon.shake_hands)
-    assert f"{says} for other purposes: where it lists extended key usages it needs serverAuth and clientAuth" in str(
-        why
-    )
-    master.close()
-    daemon.close()
+    monkeypatch.setattr(tls, "to_dial", lambda: made)
+    made = context()
+    made.check_hostname, made.verify_mode = False, ssl.CERT_NONE
+    master, daemon = Tls(listening), Tls(expects=[key.public])
+    if why:
+        with pytest.raises(TlsFailed, match=why):
+            shake(master, daemon)
+    else:
+        shake(master, daemon)
+        assert not master.speaks
+
+
+@pytest.mark.parametrize("shows", ["another key", "P-256"])
+def test_who_has_not_the_key_is_told_nothing(key: Key, shows: str) -> None:
+    other = Key.new()
+    listening = Listening([other])
+    if shows == "P-256":
+        listening.context = showing(*p256())
+        listening.keys[listening.context] = b""
+    master, daemon = Tls(listening), Tls(expects=[key.public, bytes(32)])
+    says = f"it has the key {other.public.hex()}, and not {key.public.hex()} or 000" if shows == "another key" else ""
+    with pytest.raises(WrongKey, match=says or "it has no key of this version of wancoll, and not"):
+        shake(master, daemon)
+    assert (daemon.done, daemon.key) == (False, b"")
+    assert daemon.seal(b"secret") == b""
+
+
+def p256() -> tuple[list[bytes], bytes]:
+    """A certificate of another kind, and its key."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key, like = ec.generate_private_key(ec.SECP256R1()), x509.load_pem_x509_certificate(Key.new().certificate())
+    made = x509.CertificateBuilder().subject_name(like.subject).issuer_name(like.issuer).serial_number(1)
+    made = made.not_valid_before(like.not_valid_before_utc).not_valid_after(like.not_valid_after_utc)
+    form = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    pem = made.public_key(key.public_key()).sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+    return [pem], key.private_bytes(serialization.Encoding.PEM, *form)
+
+
+def test_of_two_keys_that_is_shown_which_the_dialler_expects() -> None:
+    """While a master replaces its key: the newest of a dialler's counts, and who asks for none sees the first."""
+    first, second = Key.new(), Key.new()
+    listening = Listening([first, second])
+    for expects in ([first], [second], [first, second], [second, first]):
+        master, daemon = Tls(listening), Tls(expects=[one.public for one in expects])
+        shake(master, daemon)
+        assert daemon.key == master.key == expects[-1].public
+    gone = Key.new()
+    master, daemon = Tls(listening), Tls(expects=[first.public, gone.public])
+    shake(master, daemon)
+    assert daemon.key == master.key == first.public, "a dialler that knows of a newer one than the master"
+    assert server_name(first.public) == f"{first.public.hex()[:32]}.wancoll"
+
+
+def test_the_master_says_nothing_by_which_a_session_could_be_taken_up(listening: Listening, key: Key) -> None:
+    """Tickets come with its first bytes after the handshake: each connection proves anew who is there."""
+    master, daemon = Tls(listening), Tls(expects=[key.public])
+    shake(master, daemon)
+    assert daemon.open(master.seal(b"hello")) == b"hello"
+    assert daemon._object.session is not None
+    assert not daemon._object.session.has_ticket
