@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import socket
 import ssl
 import time
 from math import inf
-from pathlib import Path
 
 import trio
 
-from wancoll.trust.authority import Authority, Request, new_key, request
-from wancoll.trust.identity import Identity
+from wancoll.trust.folder import in_memory
+from wancoll.trust.keys import Key
 
 # 638 bytes, 0.1 s: its key is of a curve over a prime k * 2**600 + 1, and its points are compressed, so a square root
 # costs as many steps as that has twos, squared. Its signature is junk.
@@ -34,35 +34,28 @@ _ONE = base64.b64decode(
 
 
 class Dear:
-    """A stranger who shows its own certificate, and some that are dear.
+    """An acceptor who shows its own key, and certificates that are dear.
 
     Attributes:
         cost: seconds of a processor for who reads them: as many as it took here.
     """
 
-    def __init__(self, folder: Path, count: int = 4) -> None:
-        now, key = time.time(), new_key()
-        own = Authority.make(now).sign(Request.read(request(key)), Identity("d", "peer"), now, 3600)
-        pem = ssl.DER_cert_to_PEM_cert(_ONE).encode()
-        (folder / "dear.pem").write_bytes(own + pem * count)
-        (folder / "dear.key").write_bytes(key)
-        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        self._context.check_hostname, self._context.verify_mode = False, ssl.CERT_NONE
-        began = time.thread_time()
-        self._context.load_cert_chain(folder / "dear.pem", folder / "dear.key")
-        self.cost = time.thread_time() - began
+    def __init__(self, count: int = 2) -> None:
+        key = Key.new()
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        with in_memory(key.certificate() + ssl.DER_cert_to_PEM_cert(_ONE).encode() * count + key.pem) as file:
+            began = time.thread_time()
+            self._context.load_cert_chain(file)
+            self.cost = time.thread_time() - began
 
-    async def call(self, sock: socket.socket) -> None:
+    async def answer(self, sock: socket.socket) -> None:
         """Shake hands, until the other end has ended it."""
-        await trio.to_thread.run_sync(self._call, sock)
+        await trio.to_thread.run_sync(self._answer, sock)
 
-    def _call(self, sock: socket.socket) -> None:
+    def _answer(self, sock: socket.socket) -> None:
         sock.settimeout(50)
-        try:
-            with self._context.wrap_socket(sock) as sealed:
-                sealed.recv(1)
-        except ssl.SSLError:
-            pass
+        with contextlib.suppress(OSError), self._context.wrap_socket(sock, server_side=True) as sealed:
+            sealed.recv(1)
 
 
 class LongestStep(trio.abc.Instrument):

@@ -1,11 +1,14 @@
-"""Keys for tests: tokens of a master, and wallets of those whom it has admitted."""
+"""Keys for tests: tokens of a master, wallets of those whom it has admitted, and what a stranger shows."""
 
 from __future__ import annotations
 
+import ssl
+from collections.abc import Sequence
 from pathlib import Path
 
 from wancoll.net.proof import make_receipt
 from wancoll.net.wallet import Wallet
+from wancoll.trust.folder import in_memory
 from wancoll.trust.identity import Identity, Role
 from wancoll.trust.keys import Key
 from wancoll.trust.token import Token
@@ -31,3 +34,11 @@ def admitted(folder: Path, name: str, master: Key, role: Role = "peer") -> Walle
     wallet = Wallet(str(folder / name), token_of(master))
     admit(wallet, name, master, role=role)
     return wallet
+
+
+def showing(certificates: Sequence[bytes], key: bytes) -> ssl.SSLContext:
+    """An acceptor's that shows these."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    with in_memory(b"".join(certificates) + key) as file:
+        context.load_cert_chain(file)
+    return context

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 import trio
 
-from tests.net.conftest import showing
+from tests.keyed import showing
 from wancoll.net import tls
 from wancoll.net.hot import glance
 from wancoll.net.stream import Stream
