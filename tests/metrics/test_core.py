@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
-from pathlib import Path
 
 import pytest
 
@@ -159,22 +157,3 @@ def test_bounds_of_buckets_are_inside_them() -> None:
         one.add(value)
     assert list(itertools.accumulate(one.bins.counts)) == [2, 4, 5]
     assert one.bins.total == pytest.approx(6.6)
-
-
-def test_certificates_are_read_again_only_when_they_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from wancoll.metrics.expiry import Expiry
-    from wancoll.trust import authority
-
-    expiry = Expiry()
-
-    path = tmp_path / "c.pem"
-    path.write_bytes(authority.Authority.make(1e9).certificate)
-    [(labels, end)] = expiry.family({"own": str(path), "authority": str(tmp_path / "none"), "": ""}).samples
-    assert labels == ("own",)
-    assert end == authority.times(path.read_bytes())[1]
-    with monkeypatch.context() as patch:
-        patch.setattr(authority, "times", lambda _: pytest.fail("read again"))
-        assert expiry.family({"own": str(path)}).samples == [(("own",), end)]
-    path.write_bytes(authority.Authority.make(1e9 + 500).certificate)
-    os.utime(path, (1.0, 1.0))  # another time than before
-    assert expiry.family({"own": str(path)}).samples == [(("own",), end + 500)]

@@ -7,20 +7,20 @@ import os
 import socket
 from collections.abc import Awaitable, Callable
 from functools import partial
+from pathlib import Path
 
 import pytest
 import trio
 import trio.testing
 
+from tests.keyed import admitted
 from wancoll.limits import PROTOCOL_VERSION
 from wancoll.local import join_address
 from wancoll.net import clock
-from wancoll.net.enroll import Refused, Wallet, WrongMaster
 from wancoll.net.hot import Hot
 from wancoll.peer.config import PeerConfig
 from wancoll.peer.control import Control
-from wancoll.trust.papers import Papers, unverified
-from wancoll.trust.token import parse
+from wancoll.trust.keys import Key
 from wancoll.wire import kept
 from wancoll.wire import messages as m
 from wancoll.wire.framing import Decoder, encode
@@ -117,51 +117,15 @@ async def test_a_daemon_in_clear_follows_a_standby_beyond_its_machine_only_if_th
     assert ("192.0.2.1:7400: is not dialled: it is beyond this machine" in second) == (not insecure)
 
 
-@pytest.mark.parametrize(("why", "ends"), [(Refused, True), (WrongMaster, False)])
-async def test_who_was_in_and_has_no_certificate_now_ends_if_its_own_master_refuses(
-    monkeypatch: pytest.MonkeyPatch, why: type[Refused], *, ends: bool
-) -> None:
-    def refuse(*_: object) -> None:
-        raise why("does not take the token")
-
-    monkeypatch.setattr(Wallet, "good", lambda *_: False)
-    monkeypatch.setattr(Wallet, "enroll", refuse)
-    lost = Losses(3)
-    config = PeerConfig(master="127.0.0.1:9")
-    with socket.create_server(("127.0.0.1", 0)) as lanes, trio.fail_after(20):
-        some = config, "d", 1, [], lanes, Hot(), lambda _: None, lambda: None, lost, lambda: None, m.Heartbeat
-        control = Control(*some, Wallet("", None))
-        control.number = 1  # it was in
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(lost.over.wait)
-            nursery.start_soon(control.run)
-            if not ends:
-                await lost.over.wait()
-                nursery.cancel_scope.cancel()
-            else:
-                while not control.refused:  # noqa: ASYNC110 - of another task
-                    await trio.sleep(0.01)
-                lost.over.set()
-    why_not = "does not take the token"
-    assert (control.refused, len(lost.reasons)) == ((why_not, 1) if ends else ("", 3))
-    assert (set(lost.reasons), set(lost.lives)) == ({why_not}, {False})
-
-
-@pytest.mark.parametrize("certificate", [True, False])
+@pytest.mark.parametrize("sealed", [True, False])
 @pytest.mark.parametrize("leader", ["h" * 64 + ":1", ".:1", "h\0:1", "[:1", "nowhere"])
-async def test_a_leader_that_nobody_can_look_up_is_left_alone(
-    monkeypatch: pytest.MonkeyPatch, leader: str, *, certificate: bool
-) -> None:
+async def test_a_leader_that_nobody_can_look_up_is_left_alone(tmp_path: Path, leader: str, *, sealed: bool) -> None:
     """A standby names whom etcd names."""
-    lost = Losses(2)
-
-    monkeypatch.setattr(Wallet, "good", lambda *_: certificate)
-    monkeypatch.setattr(Wallet, "check_role", lambda _: None)
-    monkeypatch.setattr(Papers, "to_dial", lambda _: unverified())
-    config = PeerConfig(master="127.0.0.1:9")
+    lost, wallet = Losses(2), admitted(tmp_path, "d", Key.new()) if sealed else None
+    config = PeerConfig(master="127.0.0.1:9", insecure=True)
     with socket.create_server(("127.0.0.1", 0)) as lanes, trio.fail_after(20):
         some = config, "d", 1, [], lanes, Hot(), lambda _: None, lambda: None, lost, lambda: None, m.Heartbeat
-        control = Control(*some, Wallet("", parse(f"WC1{'ab' * 32}::k3v9.{'s' * 43}@h:1")))
+        control = Control(*some, wallet)
         control._masters.failed(leader)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(control.run)
@@ -169,6 +133,23 @@ async def test_a_leader_that_nobody_can_look_up_is_left_alone(
             nursery.cancel_scope.cancel()
     assert leader in lost.reasons[0]
     assert not control.refused
+
+
+async def test_a_challenge_in_clear_is_not_answered() -> None:
+    """Nobody has proved to be the acceptor that it would be signed for; and there is no key."""
+    said: list[m.FromPeer] = []
+    lost = Losses(1)
+
+    async def master(stream: trio.SocketStream) -> None:
+        decoder = Decoder[m.FromPeer](m.FromPeer, 1 << 20)
+        async with stream:
+            await stream.send_all(encode(m.Challenge(bytes(32))))
+            said.extend(decoder.feed(await stream.receive_some()))
+            with trio.move_on_after(0.1):
+                said.extend(decoder.feed(await stream.receive_some()))
+
+    await controlled(master, lost)
+    assert [type(one) for one in said] == [m.Hello]
 
 
 @pytest.mark.parametrize(

@@ -341,8 +341,8 @@ async def test_who_speaks_another_version_is_refused_and_nobody_leaves_for_it(tm
 
 
 async def test_a_state_folder_is_one_daemons(tmp_path: Path) -> None:
-    """Two that share one would take each other's key and certificate."""
-    token = str(Token("0" * 64, "abababab", "s" * 43, "127.0.0.1:9"))
+    """Two that share one would take each other's receipt."""
+    token = str(Token(bytes(32), "abababab", "s" * 43, "127.0.0.1:9"))
     made = {"listen": "127.0.0.1:0", "join": token, "state": str(tmp_path / "state"), "measure": False}
     first, second = (PeerConfig(master="127.0.0.1:9", socket=str(tmp_path / name), **made) for name in "ab")
     stop = trio.Event()
@@ -360,7 +360,7 @@ async def test_a_state_folder_is_one_daemons(tmp_path: Path) -> None:
 
 def test_machines_that_share_a_home_have_folders_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    config, folders = PeerConfig(join=str(Token("0" * 64, "abababab", "s" * 43, "h:9"))), set()
+    config, folders = PeerConfig(join=str(Token(bytes(32), "abababab", "s" * 43, "h:9"))), set()
     for host in ("one", "two", "one"):
         monkeypatch.setattr("socket.gethostname", lambda host=host: host)
         found = wallet_of(config, "/run/peer.sock")

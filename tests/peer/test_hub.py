@@ -19,11 +19,11 @@ from wancoll.local import join_address
 from wancoll.native.engine import Engine, LaneDown
 from wancoll.net.dial import DialFailed, read_frame
 from wancoll.net.hot import Hot
+from wancoll.net.wallet import Wallet
 from wancoll.peer.config import PeerConfig
 from wancoll.peer.core import links as core
 from wancoll.peer.links.connections import Connection
 from wancoll.peer.links.hub import LinkHub
-from wancoll.trust.papers import Papers
 from wancoll.wire import messages as m
 from wancoll.wire.framing import encode
 
@@ -36,10 +36,10 @@ class End:
 
     address = ""  # where it listens
 
-    def __init__(self, mid: int, nursery: trio.Nursery, papers: Papers | None = None, limits: Limits = DEFAULT) -> None:
+    def __init__(self, mid: int, nursery: trio.Nursery, wallet: Wallet | None = None, limits: Limits = DEFAULT) -> None:
         self.mid, self.engine = mid, Engine()
         config = PeerConfig(lanes=LANES, limits=limits)
-        self.hub = LinkHub(self.engine, config, f"d{mid}", nursery, papers and (lambda: papers))
+        self.hub = LinkHub(self.engine, config, f"d{mid}", nursery, wallet)
         self.told, self._heard = trio.open_memory_channel[core.Told](math.inf)
         self.owner = self.hub.member(self.told.send_nowait)
         nursery.start_soon(self.hub.keep_time)
@@ -65,17 +65,18 @@ class End:
 
 
 @asynccontextmanager
-async def ends_of(*papers: Papers | None) -> AsyncIterator[list[End]]:
+async def ends_of(*wallets: Wallet | None) -> AsyncIterator[list[End]]:
     """Two daemons' ends, which try to make a link."""
     with trio.fail_after(50):
         async with trio.open_nursery() as nursery:
-            ends = [End(mid, nursery, papers[mid - 1]) for mid in (1, 2)]
+            ends = [End(mid, nursery, wallets[mid - 1]) for mid in (1, 2)]
             infos = []
-            for end in ends:
+            for end, wallet in zip(ends, wallets, strict=True):
                 listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
                 nursery.start_soon(partial(trio.serve_listeners, end.hub.accept, listeners))
                 end.address = join_address(*listeners[0].socket.getsockname()[:2])
-                infos.append(m.MemberInfo(end.mid, f"m{end.mid}", f"d{end.mid}", [end.address], ""))
+                key = wallet.key.public if wallet is not None else b""
+                infos.append(m.MemberInfo(end.mid, f"m{end.mid}", f"d{end.mid}", [end.address], "", key))
             plan = m.Plan(LANES, 1 << 20, False, {}, [], 0, "")
             for end in ends:
                 epoch = m.Epoch("g", end.mid, 1, 1, infos, plan, KEY, 1, 0, [], "")

@@ -24,18 +24,19 @@ class End:
     ) -> list[core.Command]:
         told = epoch(number, 1, 2, 3, 4)
         plan = msgspec.structs.replace(told.plan, lanes=lanes or told.plan.lanes)
-        told = msgspec.structs.replace(told, to=self.mid, plan=plan)
+        members = [msgspec.structs.replace(one, key=bytes([one.mid]) * 32) for one in told.members]
+        told = msgspec.structs.replace(told, to=self.mid, plan=plan, members=members)
         wish = core.Enter(told, frozenset(neighbours), frozenset(spares or ()))
         return self.links.ask(self.owner, wish, float(number))
 
-    def knock(self, sender: int, generation: int, lane: int = 0) -> list[core.Command]:
+    def knock(self, sender: int, generation: int, lane: int = 0, key: bytes | None = None) -> list[core.Command]:
         assert self.owner.epoch is not None
         known = self.owner.epoch
         self.knocks += 1
         hello = m.LaneHello(
             1, known.group, known.key, sender, self.mid, core.COLLECTIVES, core.wire_plan(known), lane, generation
         )
-        return self.links.step(core.Knock(self.knocks, hello), 2.0)
+        return self.links.step(core.Knock(self.knocks, hello, key), 2.0)
 
     def attach(self, number: int) -> list[core.Command]:
         """All lanes."""
@@ -53,6 +54,18 @@ def only(commands: list[core.Command], kind: type[core.Command]) -> list[core.Co
 
 def dialled(commands: list[core.Command]) -> list[int]:
     return [command.other.mid for command in commands if isinstance(command, core.Dial)]
+
+
+def test_a_lane_is_for_the_key_that_the_epoch_lists() -> None:
+    """Of whoever has another one the set that is up hears nothing."""
+    end = End(2, {1, 3})
+    [welcome] = only(end.knock(3, 5, key=bytes([3]) * 32), core.Welcome)
+    for wrong in (bytes([1]) * 32, bytes(32), b""):
+        [refused] = only(end.knock(3, 6, key=wrong), core.Refuse)
+        assert refused.reason == f"m3 is a member of d3, whose key is {'03' * 32}; yours is {wrong.hex()}"
+        assert only(end.knock(1, 9, key=wrong), core.Welcome) == [] or wrong == bytes([1]) * 32
+    assert welcome.number in end.links.open()
+    assert only(end.knock(3, 5, 1, key=bytes([3]) * 32), core.Welcome), "the second lane of the same set"
 
 
 def test_the_younger_dials_neighbours_and_spares_and_whoever_needs_it_any_other() -> None:

@@ -107,7 +107,7 @@ async def test_a_probe_tells_who_answers(answer: bytes, outcome: str) -> None:
         address = join_address(*listener.getsockname())
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_answer_once, listener, answer)
-            failed = await probe(Connector(), [address], "bob", DEFAULT)
+            failed = await probe(Connector(), [address], "bob", b"", DEFAULT)
     assert (failed is None) == (outcome == "")
     assert outcome in str(failed or "")
     assert failed is None or not failed.refused
@@ -117,7 +117,7 @@ async def test_a_probe_tells_that_nobody_listens() -> None:
     with open_listeners("127.0.0.1:0")[0] as listener:
         address = join_address(*listener.getsockname())
     for addresses, refused in (([address], True), ([address, "no.such.host.invalid:1"], False)):
-        failed = await probe(Connector(), addresses, "bob", DEFAULT)
+        failed = await probe(Connector(), addresses, "bob", b"", DEFAULT)
         assert failed is not None
         assert failed.refused is refused, failed
 
@@ -134,7 +134,7 @@ async def test_a_probe_of_a_process_that_just_ends_tells_that_nobody_listens() -
     address = join_address(*listener.getsockname())
     async with trio.open_nursery() as nursery:
         nursery.start_soon(end)
-        failed = await probe(Connector(), [address], "bob", DEFAULT)
+        failed = await probe(Connector(), [address], "bob", b"", DEFAULT)
     assert failed is not None
     assert failed.refused, failed
 
