@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from types import SimpleNamespace
@@ -65,17 +65,17 @@ class End:
 
 
 @asynccontextmanager
-async def ends_of(*wallets: Wallet | None) -> AsyncIterator[list[End]]:
-    """Two daemons' ends, which try to make a link."""
+async def ends_of(*wallets: Wallet | None, keys: Sequence[bytes] = ()) -> AsyncIterator[list[End]]:
+    """Two daemons' ends, which try to make a link. *keys*: that the epoch lists; none: theirs."""
+    keys = keys or [b"" if wallet is None else wallet.key.public for wallet in wallets]
     with trio.fail_after(50):
         async with trio.open_nursery() as nursery:
             ends = [End(mid, nursery, wallets[mid - 1]) for mid in (1, 2)]
             infos = []
-            for end, wallet in zip(ends, wallets, strict=True):
+            for end, key in zip(ends, keys, strict=True):
                 listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
                 nursery.start_soon(partial(trio.serve_listeners, end.hub.accept, listeners))
                 end.address = join_address(*listeners[0].socket.getsockname()[:2])
-                key = wallet.key.public if wallet is not None else b""
                 infos.append(m.MemberInfo(end.mid, f"m{end.mid}", f"d{end.mid}", [end.address], "", key))
             plan = m.Plan(LANES, 1 << 20, False, {}, [], 0, "")
             for end in ends:

@@ -2,65 +2,57 @@
 
 from __future__ import annotations
 
-import shutil
+import contextlib
 import socket
 import struct
-import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 import trio
 import trio.testing
+from msgspec.structs import replace
 from structlog.testing import capture_logs
 
+from tests.keyed import admit, admitted, token_of
 from tests.peer.test_hub import LANES, ends_of
 from tests.peer.test_member import KEY
-from wancoll.errors import ConfigError
+from wancoll.errors import ProtocolError
 from wancoll.limits import DEFAULT, PROTOCOL_VERSION
-from wancoll.native.seal import Seals
+from wancoll.local import join_address
+from wancoll.net import proof
 from wancoll.net.dial import DialFailed, read_frame
+from wancoll.net.proof import Proof, make_receipt
+from wancoll.net.stream import Stream
+from wancoll.net.tls import Listening, Tls
+from wancoll.net.wallet import Wallet
 from wancoll.peer.core import links as core
 from wancoll.peer.links import connections
 from wancoll.peer.links.connections import Connection, Connector
 from wancoll.peer.links.lanes import greet
 from wancoll.peer.links.probes import probe
-from wancoll.trust.authority import Authority, Request, new_key, request, times
-from wancoll.trust.identity import Identity, Role
-from wancoll.trust.papers import Papers
+from wancoll.trust.identity import Identity
+from wancoll.trust.keys import Key
 from wancoll.wire import messages as m
-from wancoll.wire.framing import encode
+from wancoll.wire.framing import Decoder, encode
 
-
-class Office:
-    """An authority, and who has papers of it."""
-
-    def __init__(self, folder: Path, name: str = "office") -> None:
-        self.authority = Authority.make(time.time())
-        self.folder = folder / name
-        self.folder.mkdir()
-        (self.folder / "ca.pem").write_bytes(self.authority.certificate)
-
-    def papers(
-        self, name: str, role: Role = "peer", at: float = 0.0, lifetime: float = 3600.0, groups: tuple[str, ...] = ()
-    ) -> Papers:
-        """For *name*; *at*: seconds from now, when they are made."""
-        key = new_key()
-        owner = Identity(name, role, groups)
-        made = self.authority.sign(Request.read(request(key)), owner, time.time() + at, lifetime)
-        (self.folder / f"{name}.pem").write_bytes(made)
-        (self.folder / f"{name}.key").write_bytes(key)
-        return Papers(*(str(self.folder / file) for file in ("ca.pem", f"{name}.pem", f"{name}.key")))
+MASTER = Key.new()
 
 
 @pytest.fixture
-def office(tmp_path: Path) -> Office:
-    return Office(tmp_path)
+def d1(tmp_path: Path) -> Wallet:
+    return admitted(tmp_path, "d1", MASTER)
 
 
-async def test_notes_pass_over_a_sealed_link_and_it_is_made_anew(office: Office) -> None:
-    async with ends_of(office.papers("d1"), office.papers("d2")) as (a, b):
+@pytest.fixture
+def d2(tmp_path: Path) -> Wallet:
+    return admitted(tmp_path, "d2", MASTER)
+
+
+async def test_notes_pass_over_a_sealed_link_and_it_is_made_anew(d1: Wallet, d2: Wallet) -> None:
+    async with ends_of(d1, d2) as (a, b):
         for _ in range(2):
             for end in (a, b):
                 await end.hears(core.LinksUp)
@@ -76,53 +68,45 @@ async def test_notes_pass_over_a_sealed_link_and_it_is_made_anew(office: Office)
                 await end.hears(core.LinkLost)
 
 
-async def test_a_burst_that_has_seen_enough_is_no_handshake_that_failed(office: Office) -> None:
+async def test_a_burst_that_has_seen_enough_is_no_handshake_that_failed(d1: Wallet, d2: Wallet) -> None:
     """It ends in the middle of what it announced, and takes back what has not left."""
-    papers = office.papers("d1")
     with capture_logs() as said:
-        async with ends_of(papers, office.papers("d2")) as (_, b):
-            connection = await Connector(lambda: papers).dial([b.address], "d2", 5.0)
+        async with ends_of(d1, d2) as (_, b):
+            connection = await Connector(d1).dial([b.address], d2.key.public, 5.0)
             with closing(connection):
                 connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                await connection.send_all(encode(m.ProbeHello(PROTOCOL_VERSION, "d2", 1 << 20)) + bytes(1000))
+                await connection.say(m.ProbeHello(PROTOCOL_VERSION, "d2", 1 << 20))
+                await connection.send_all(bytes(1000))
                 await trio.testing.wait_all_tasks_blocked(0.05)  # it is answered
             await trio.testing.wait_all_tasks_blocked(0.05)
     assert [one for one in said if "handshake" in one["event"]] == []
 
 
-def papers_of(papers: Papers) -> bytes:
-    return Path(papers.certificate).read_bytes()
-
-
-WRONG = {
-    "another daemon's": ("d3", "d2", "of peer d3: is that address its own"),
-    "not a peer's": ("d1", "observer", "observer d2"),
-    "expired": ("old", "d2", "has expired, and its key was not known here while it was good"),
-    "not valid yet": ("early", "d2", "look at the clocks of both machines"),
-    "another authority's": ("stranger", "d2", "of another authority than|does not believe this daemon's"),
-    "none": ("none", "d2", "does not speak TLS|speaks TLS only"),
-}
-
-
-@pytest.mark.parametrize("what", WRONG)
-async def test_who_has_not_the_right_certificate_is_refused_and_both_ends_say_why(
-    what: str, office: Office, tmp_path: Path
+@pytest.mark.parametrize(
+    ("what", "reason"),
+    [
+        ("another key", "it has the key|another daemon answers there; is that address its own"),
+        ("not a peer's", "no master of this daemon has given you a peer's receipt"),
+        ("another master's", "no master of this daemon has given you a peer's receipt"),
+        ("no receipt", "no master of this daemon has given you a peer's receipt"),
+        ("in clear", "does not speak TLS|speaks TLS only"),
+    ],
+)
+async def test_who_is_not_the_epochs_is_refused_and_both_ends_say_why(
+    d1: Wallet, d2: Wallet, tmp_path: Path, what: str, reason: str
 ) -> None:
-    first, second, reason = WRONG[what]
-    made: Papers | None
-    match first:
-        case "old":
-            made = office.papers("d1", at=-5000.0, lifetime=1000.0)
-        case "early":
-            made = office.papers("d1", at=5000.0)
-        case "stranger":
-            made = Office(tmp_path, "strangers").papers("d1")
-        case "none":
-            made = None
-        case _:
-            made = office.papers(first)
-    other = office.papers("d2", "observer" if second == "observer" else "peer")
-    async with ends_of(made, other) as (a, b):
+    other: Wallet | None = d2
+    match what:
+        case "not a peer's":
+            admit(d2, "d2", MASTER, role="observer")
+        case "another master's":
+            admit(d2, "d2", Key.new())
+        case "no receipt":
+            other = Wallet(str(tmp_path / "new"), token_of(MASTER))
+        case "in clear":
+            other = None
+    keys = (d1.key.public, Key.new().public) if what == "another key" else ()
+    async with ends_of(d1, other, keys=keys) as (a, b):
         seen = ""
         while not seen:  # each dials in turn, and each has its own word for it
             await trio.sleep(0.02)
@@ -135,15 +119,9 @@ async def test_who_has_not_the_right_certificate_is_refused_and_both_ends_say_wh
 @pytest.mark.parametrize(
     ("openssl", "ours"),
     [
-        ("TLS: wrong version number", "it does not speak TLS: that daemon was started without certificates"),
-        ("TLS: packet length too long", "it does not speak TLS: that daemon was started without certificates"),
-        ("TLS: http request", "it does not speak TLS: that daemon was started without certificates"),
-        ("TLS: the other end says: unknown CA", "it does not believe this daemon's certificate: both have to come"),
-        ("TLS: the other end says: bad certificate", "the certificate shown is refused, as a rule since it is"),
-        ("TLS: certificate verify failed: unable to get local issuer certificate", "its certificate is of another a"),
-        ("TLS: certificate verify failed: certificate has expired", "its certificate has expired: look at the clocks"),
-        ("TLS: certificate verify failed: unsupported certificate purpose", "its certificate is for other purposes"),
-        ("TLS: the other end says: unsupported certificate", "the certificate shown is for other purposes"),
+        ("TLS: wrong version number", "it does not speak TLS: that daemon was started in clear"),
+        ("TLS: packet length too long", "it does not speak TLS: that daemon was started in clear"),
+        ("TLS: http request", "it does not speak TLS: that daemon was started in clear"),
         ("cut off: the connection ended without a close notify", "the connection was cut: that daemon has ended"),
         ("Connection refused", "Connection refused"),
     ],
@@ -154,53 +132,45 @@ def test_what_tls_says_between_daemons_says_what_to_do(openssl: str, ours: str) 
     assert told == ours or told.endswith(f" ({openssl})")
 
 
-def believing(folder: Path, papers: Papers, *authorities: Authority) -> Papers:
-    """The same, but that these are believed."""
-    path = folder / f"{Path(papers.certificate).name}.believed"
-    path.write_bytes(b"".join(one.certificate for one in authorities))
-    return replace(papers, authorities=str(path))
-
-
-async def test_ends_of_a_link_may_have_certificates_of_two_authorities_until_one_is_dropped(
-    office: Office, tmp_path: Path
+async def test_ends_of_a_link_may_have_receipts_by_two_keys_of_their_master_until_one_is_dropped(
+    d1: Wallet, d2: Wallet
 ) -> None:
-    other = Office(tmp_path, "new")
-    old, new = office.authority, other.authority
-    first = believing(tmp_path, office.papers("d1"), old, new)
-    second = believing(tmp_path, other.papers("d2"), new, old)
-    async with ends_of(first, second) as (a, b):
-        for end in (a, b):
-            await end.hears(core.LinksUp)
-        believing(tmp_path, second, new)  # d2 is told that the old one is dropped; d1 has not renewed
-        a.hub.lane_down(a.link.number, LANES, "it broke")
-        for end in (a, b):
-            await end.hears(core.LinkLost)
-        said = ""
-        while "unable to get local issuer" not in said and "self-signed" not in said:
-            await trio.sleep(0.02)
-            said = b.link.reason
-        assert not b.link.up
-        renewed = other.papers("d1")
-        for file in ("certificate", "key"):
-            shutil.copy2(getattr(renewed, file), getattr(first, file))
-        for end in (a, b):
-            await end.hears(core.LinksUp)
+    new = Key.new()
+    admit(d1, "d1", MASTER, new)  # d2 has not heard of it yet
+    async with ends_of(d1, d2) as (a, b):
+        for wallet in (d2, d1, None):
+            for end in (a, b):
+                await end.hears(core.LinksUp)
+            a.hub.lane_down(a.link.number, LANES, "it broke")
+            for end in (a, b):
+                await end.hears(core.LinkLost)
+            if wallet is not None:  # first all have both, then the new one alone
+                admit(wallet, f"d{1 + (wallet is d2)}", MASTER, new)
+                admit(wallet, f"d{1 + (wallet is d2)}", *((MASTER, new) if wallet is d2 else (new,)))
+    believed = Connector(admitted(Path(d2.folder).parent, "d3", MASTER))  # by the old one alone
+    async with Door(d1).open() as door:
+        connection = await believed.dial([door.address], d1.key.public, 5.0)
+        with closing(connection), pytest.raises(DialFailed, match="no master of this daemon has given you"):
+            await greet(connection, m.ProbeHello(PROTOCOL_VERSION, "d1"), "d1")
 
 
-async def test_a_live_link_is_replaced_only_by_the_daemon_whose_member_it_leads_to(office: Office) -> None:
-    async with ends_of(office.papers("d1"), office.papers("d2")) as (a, b):
+async def test_a_live_link_is_replaced_only_by_the_daemon_whose_member_it_leads_to(
+    d1: Wallet, d2: Wallet, tmp_path: Path
+) -> None:
+    async with ends_of(d1, d2) as (a, b):
         for end in (a, b):
             await end.hears(core.LinksUp)
         number, epoch = a.link.number, a.owner.epoch
         assert epoch is not None
         plan = core.wire_plan(epoch)
         hello = m.LaneHello(PROTOCOL_VERSION, "g", KEY, 2, 1, core.COLLECTIVES, plan, 0, 1000)
-        thief = Connector(lambda: office.papers("d3"))
-        connection = await thief.dial([a.address], "d1", 5.0)
-        with closing(connection), pytest.raises(DialFailed, match="a member of daemon d2, not of d3"):
+        thief = admitted(tmp_path, "d2-too", MASTER)  # a peer that was admitted, and was a member, or never
+        connection = await Connector(thief).dial([a.address], d1.key.public, 5.0)
+        says = f"a member of d2, whose key is {d2.key.public.hex()}; yours is {thief.key.public.hex()}"
+        with closing(connection), pytest.raises(DialFailed, match=says):
             await greet(connection, hello, "a")
         with closing(Connection(await _tcp(a.address))) as plain:
-            await plain.send_all(encode(hello))
+            await plain.say(hello)
             answer = await read_frame(plain, m.LaneAnswer, who="a")
             assert isinstance(answer, m.LaneRefused)
             assert "speaks TLS only" in answer.reason
@@ -212,69 +182,204 @@ async def _tcp(address: str) -> trio.SocketStream:
     return await trio.open_tcp_stream(host, int(port))
 
 
-@pytest.mark.check
-async def test_within_an_epoch_a_certificate_is_good_for_who_knew_it_before_it_expired(office: Office) -> None:
-    """A master that is away renews none."""
-    soon = office.papers("d1", lifetime=6.0)
-    until = times(papers_of(soon))[1]
-    async with ends_of(soon, office.papers("d2")) as (a, b):
-        for end in (a, b):
-            await end.hears(core.LinksUp)
-        while time.time() <= until + 1:  # noqa: ASYNC110 - the clock
-            await trio.sleep(0.05)
-        assert a.hub.connector.seals() is not None
-        for end in (a, b):  # each has lost a lane: whoever dials
-            end.hub.lane_down(end.link.number, LANES, "it broke")
-        for end in (a, b):
-            await end.hears(core.LinkLost)
-        for end in (a, b):
-            await end.hears(core.LinksUp)
-        assert await probe(a.hub.connector, [b.address], "d2", DEFAULT) is not None  # for lanes alone
-        stranger = Connector(lambda: office.papers("d1", at=-5000.0, lifetime=1000.0))  # the name, with another key
-        connection = await stranger.dial([b.address], "d2", 5.0)
-        epoch = a.owner.epoch
-        assert epoch is not None
-        hello = m.LaneHello(PROTOCOL_VERSION, "g", KEY, 1, 2, core.COLLECTIVES, core.wire_plan(epoch), 0, 1000)
-        with (
-            closing(connection),
-            pytest.raises(DialFailed, match="d1: its certificate has expired, and its key was not"),
-        ):
-            await greet(connection, hello, "b")
+async def test_probes_prove_who_answers(d1: Wallet, d2: Wallet) -> None:
+    async with Door(d1).open() as door:
+        connector = Connector(d2)
+        assert await probe(connector, [door.address], "d1", d1.key.public, DEFAULT) is None
+        for key, words in ((d2.key.public, d2.key.public.hex()), (b"", "any that the master knows")):
+            failed = await probe(connector, [door.address], "d1", key, DEFAULT)
+            assert f"it has the key {d1.key.public.hex()}, and not {words}" in str(failed)
 
 
-async def test_clocks_may_be_ten_minutes_off(office: Office) -> None:
-    """Of the masters that signed, against those of the daemons."""
-    async with ends_of(office.papers("d1", at=600.0), office.papers("d2", at=-600.0)) as ends:
-        for end in ends:
-            await end.hears(core.LinksUp)
+# ---- attacks --------------------------------------------------------------------------------------------
+
+WELCOME = m.LaneWelcome("d1")
+HELLO = m.LaneHello(PROTOCOL_VERSION, "g", KEY, 2, 1, core.COLLECTIVES, 0, 0, 1)
 
 
-async def test_probes_prove_who_answers(office: Office) -> None:
-    async with ends_of(office.papers("d1"), office.papers("d2")) as (a, _):
-        connector = Connector(lambda: office.papers("d2"))
-        assert await probe(connector, [a.address], "d1", DEFAULT) is None
-        failed = await probe(connector, [a.address], "d5", DEFAULT)
-        assert "expected peer d5, its certificate is of peer d1" in str(failed)
+class Door:
+    """A daemon's data port, that says whom it let in, and why it did not."""
+
+    def __init__(self, wallet: Wallet) -> None:
+        self._connector = Connector(wallet)
+        self.let_in: list[tuple[bytes | None, m.LaneFirst]] = []
+        self.refused: list[str] = []
+        self.address = ""
+
+    @contextlib.asynccontextmanager
+    async def open(self) -> AsyncIterator[Door]:
+        listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        self.address = join_address(*listeners[0].socket.getsockname()[:2])
+        with trio.fail_after(30):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(trio.serve_listeners, self._accept, listeners)
+                yield self
+                nursery.cancel_scope.cancel()
+
+    async def _accept(self, stream: trio.SocketStream) -> None:
+        try:
+            connection, first = await self._connector.accept(stream, "somebody")
+            self.let_in.append((connection.key, first))
+            await connection.say(WELCOME)
+            connection.close()
+        except (DialFailed, ProtocolError, trio.BrokenResourceError) as bad:
+            self.refused.append(str(bad))
+        finally:
+            stream.socket.close()
 
 
-async def test_new_papers_are_used_from_the_next_dial_on(office: Office) -> None:
-    papers = office.papers("d1", at=-5000.0, lifetime=1000.0)
-    connector = Connector(lambda: papers)
-    before = connector.seals()
-    assert connector.seals() is before
-    office.papers("d1")
-    assert connector.seals() is not before
+class Stranger:
+    """A connection to a door, by hand.
+
+    Attributes:
+        nonce: of the challenge.
+    """
+
+    def __init__(self, stream: Stream, nonce: bytes) -> None:
+        self._stream, self.nonce = stream, nonce
+
+    @classmethod
+    async def dial(cls, door: Door, key: bytes) -> Stranger:
+        raw = await _tcp(door.address)
+        stream = Stream(socket.socket(fileno=raw.socket.detach()), "door", 1 << 20, tls=Tls(expects=[key]))
+        await stream.shake_hands()
+        [challenge] = Decoder[Any](m.Challenge, 1000).feed(await stream.receive())
+        return cls(stream, challenge.nonce)
+
+    async def say(self, first: m.Signed | bytes) -> m.LaneAnswer | None:
+        """What the door answers; None: nothing."""
+        self._stream.send(first if isinstance(first, bytes) else encode(first))
+        answers = Decoder[Any](m.LaneAnswer, 1000).feed(await self._stream.receive())
+        self._stream.close()
+        return answers[0] if answers else None
 
 
-def test_papers_that_cannot_be_used_are_refused_with_the_reason(office: Office) -> None:
-    papers = office.papers("d1")
-    texts = [Path(path).read_bytes() for path in (papers.authorities, papers.certificate, papers.key)]
-    Seals(*texts)
-    for place, what in enumerate(("authorities", "certificate", "key")):
-        with pytest.raises(ConfigError, match=f"the {what}: "):
-            Seals(*(b"nothing" if i == place else text for i, text in enumerate(texts)))
-    with pytest.raises(ConfigError, match="key"):
-        Seals(*texts[:2], new_key())
-    Path(papers.key).unlink()
-    with pytest.raises(ConfigError, match="cannot be read"):
-        Connector(lambda: papers).seals()
+async def test_who_has_a_receipt_is_let_in_once_for_what_it_signed(d1: Wallet, d2: Wallet) -> None:
+    async with Door(d1).open() as door:
+        stranger, later = [await Stranger.dial(door, d1.key.public) for _ in range(2)]
+        first = Proof(d2.key, (), d2.receipt).first(d1.key.public, stranger.nonce, HELLO)
+        assert await stranger.say(first) == WELCOME
+        assert await later.say(first) is None, "the same again, by who has listened to it at its end"
+        assert door.let_in == [(d2.key.public, HELLO)]
+        assert "somebody: has not signed its first message with its key" in door.refused[0]
+
+
+class Case(NamedTuple):
+    """A proof that is good, and what there is to make another one of it."""
+
+    good: m.Signed
+    acceptor: bytes
+    nonce: bytes
+    peer: Wallet
+    stranger: Key
+
+    def anew(self, key: Key, receipt: bytes, token: str = "", purpose: str = "lane", **wrong: bytes) -> m.Signed:
+        """The same message, proved by this."""
+        made = replace(self.good, key=key.public, receipt=receipt, token=token)
+        text = proof._text(made, wrong.get("acceptor", self.acceptor), wrong.get("nonce", self.nonce), purpose)
+        return replace(made, signature=key.sign(text))
+
+    def strange(self, receipt: bytes, token: str = "") -> m.Signed:
+        """The stranger's."""
+        return self.anew(self.stranger, receipt, token)
+
+    def peers(self, **wrong: Any) -> m.Signed:
+        """The peer's, but for what is *wrong*."""
+        return self.anew(self.peer.key, self.peer.receipt, **wrong)
+
+
+NO_PEER = m.LaneRefused(connections._NO_PEER)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "answer"),
+    [
+        (lambda case: replace(case.good, body=case.good.body.replace(b"\xa1g", b"\xa1h", 1)), None),
+        (lambda case: replace(case.good, key=case.stranger.public), None),
+        (lambda case: replace(case.good, receipt=b""), None),
+        (lambda case: case.strange(case.peer.receipt), NO_PEER),  # of another key
+        (lambda case: case.strange(b""), NO_PEER),
+        (lambda case: case.strange(receipt_of(case.stranger, case.stranger)), NO_PEER),  # signed by itself
+        (lambda case: case.strange(receipt_of(Key.new(), case.stranger)), NO_PEER),  # by another master
+        (lambda case: case.strange(receipt_of(MASTER, case.stranger, "observer")), NO_PEER),
+        (lambda case: case.strange(b"", token_of(MASTER).shown), NO_PEER),  # tokens are for masters
+        (lambda case: case.peers(purpose="probe"), None),
+        (lambda case: case.peers(acceptor=case.peer.key.public), None),
+        (lambda case: case.peers(nonce=bytes(32)), None),
+        (lambda case: encode(case.good)[:-1] + b"\xc1", None),
+        (lambda case: encode(HELLO), None),  # no proof at all
+        (lambda case: encode(m.Challenge(bytes(32))), None),
+        (lambda case: b"\0\1\0\0" + bytes(100), None),
+    ],
+)
+async def test_whoever_proves_less_is_not_let_in(
+    d1: Wallet, d2: Wallet, wrong: Callable[[Case], m.Signed | bytes], answer: m.LaneRefused | None
+) -> None:
+    async with Door(d1).open() as door:
+        for is_wrong in (True, False):
+            stranger = await Stranger.dial(door, d1.key.public)
+            good = Proof(d2.key, (), d2.receipt).first(d1.key.public, stranger.nonce, HELLO)
+            case = Case(good, d1.key.public, stranger.nonce, d2, Key.new())
+            assert case.peers() == good
+            assert await stranger.say(wrong(case) if is_wrong else good) == (answer if is_wrong else WELCOME)
+        assert (len(door.let_in), len(door.refused)) == (1, 1)
+
+
+def receipt_of(master: Key, owner: Key, role: Any = "peer") -> bytes:
+    return make_receipt([master], Identity("d2", role, (), "", owner.public))
+
+
+@pytest.mark.parametrize("target", ["another", "itself"])
+async def test_what_a_daemon_signs_for_one_that_it_dials_opens_no_other_door(
+    d1: Wallet, d2: Wallet, tmp_path: Path, target: str
+) -> None:
+    """A member in the middle hands it the challenge of another daemon, or its own, and passes the answer on."""
+    d3 = admitted(tmp_path, "d3", MASTER)
+    attacked = d1 if target == "another" else d2
+    async with Door(attacked).open() as door:
+        relayed = await Stranger.dial(door, attacked.key.public)
+        near, far = socket.socketpair()
+        middle = Stream(far, "d2", 1 << 20, tls=Tls(Listening([d3.key])))
+        answers: list[m.LaneAnswer | None] = []
+
+        async def relay() -> None:
+            await middle.shake_hands()
+            middle.send(encode(m.Challenge(relayed.nonce)))
+            answers.append(await relayed.say(await middle.receive()))
+            middle.close()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(relay)
+            connector = Connector(d2)
+            connector.open = lambda *_: _ready(near)  # type: ignore[method-assign]
+            connection = await connector.dial(["d3:1"], d3.key.public, 5.0)
+            with closing(connection), pytest.raises(DialFailed, match="the connection was cut"):
+                await greet(connection, HELLO, "d3:1")
+        assert (answers, door.let_in) == ([None], [])
+        assert "has not signed" in door.refused[0]
+
+
+async def _ready(sock: socket.socket) -> trio.SocketStream:
+    return trio.SocketStream(trio.socket.from_stdlib_socket(sock))
+
+
+@pytest.mark.parametrize(
+    ("says", "why"),
+    [
+        (encode(m.Challenge(bytes(32))), "it does not speak TLS"),
+        (encode(m.LaneWelcome("d1")), "it does not speak TLS"),
+        (b"\x16\x03\x03", "closed|cut|ended"),
+    ],
+)
+async def test_who_answers_in_clear_or_breaks_off_is_told_nothing(
+    d1: Wallet, d2: Wallet, says: bytes, why: str
+) -> None:
+    near, far = socket.socketpair()
+    connector = Connector(d2)
+    connector.open = lambda *_: _ready(near)  # type: ignore[method-assign]
+    far.send(says)
+    far.shutdown(socket.SHUT_WR)
+    with far, trio.fail_after(20):
+        with pytest.raises(DialFailed, match=rf"^d1:1: .*({why})"):
+            await connector.dial(["d1:1"], d1.key.public, 5.0)
+        assert d2.key.public not in far.recv(1 << 16)
