@@ -6,6 +6,7 @@ import contextlib
 import errno
 import socket
 import ssl
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,24 +14,24 @@ import pytest
 import trio
 
 from tests.dear import Dear, LongestStep
-from tests.peer.test_sealed_links import Office
+from tests.keyed import admitted
 from tests.records import ALERT, DATA, HANDSHAKE, NEW_KEYS, ByHand, in_pieces
+from wancoll.local import join_address
 from wancoll.native.seal import Sealed, Seals
 from wancoll.net.dial import DialFailed
+from wancoll.net.tls import to_dial
 from wancoll.peer.links.connections import Connector
-from wancoll.trust.papers import Papers, write_secret
+from wancoll.trust.keys import Key
 
 
 @pytest.fixture
 def ends(tmp_path: Path) -> Iterator[tuple[Sealed, socket.socket, ByHand]]:
     """A daemon's end; the socket, and what to send there, of who has dialled it."""
-    office = Office(tmp_path)
-    mine, other = office.papers("d1"), office.papers("d2")
-    texts = [Path(path).read_bytes() for path in (mine.authorities, mine.certificate, mine.key)]
+    key = Key.new()
     near, far = socket.socketpair()
-    with near, far, contextlib.closing(Seals(*texts).begin(near.fileno(), accepts=True)) as sealed:
+    with near, far, contextlib.closing(Seals(key.certificate(), key.pem).begin(near.fileno(), accepts=True)) as sealed:
         near.setblocking(False)
-        yield sealed, far, ByHand(other.to_dial(), tmp_path)
+        yield sealed, far, ByHand(to_dial(), tmp_path)
 
 
 def read(sealed: Sealed) -> bytes | None:
@@ -78,24 +79,13 @@ def test_a_handshake_has_few_records(ends: tuple[Sealed, socket.socket, ByHand])
         sealed.handshake()
 
 
-@pytest.mark.parametrize(
-    ("groups", "more", "why"),
-    [(64, 0, ""), (0, 3, ""), (0, 4, "it shows more than 4 certificates"), (120, 0, "far more records than data")],
-)
-def test_a_handshake_has_few_bytes_and_certificates(tmp_path: Path, groups: int, more: int, why: str) -> None:
-    """Those of all groups, or its authority and two in between, and no more."""
-    papers = Office(tmp_path).papers("d1", groups=tuple(f"{k:03}" * 40 for k in range(groups)))
-    texts = [Path(path).read_bytes() for path in (papers.authorities, papers.certificate, papers.key)]
-    write_secret(str(tmp_path / "long"), texts[1] + texts[0] * more)
-    other = ByHand(Papers(papers.authorities, str(tmp_path / "long"), papers.key).to_dial(), tmp_path)
-    near, far = socket.socketpair()
-    near.setblocking(False)
-    with near, far, contextlib.closing(Seals(*texts).begin(near.fileno(), accepts=True)) as sealed:
-        if why:
-            with pytest.raises(OSError, match=why):
-                shake(sealed, far, other)
-        else:
-            shake(sealed, far, other)
+def test_a_handshake_has_few_bytes(ends: tuple[Sealed, socket.socket, ByHand], tmp_path: Path) -> None:
+    sealed, far, _ = ends
+    context = to_dial()
+    context.set_alpn_protocols([f"{k:0200}" for k in range(12)])
+    far.send(ByHand(context, tmp_path).shake())
+    with pytest.raises(OSError, match=r"far more|goes on and on|too long"):
+        sealed.handshake()
 
 
 @pytest.mark.parametrize("group", ["ffdhe8192", "ffdhe2048", "X448", "secp521r1"])
@@ -110,15 +100,24 @@ def test_a_group_that_is_dear_is_refused(
         sealed.handshake()
 
 
-async def test_certificates_that_are_dear_to_read_hold_up_nobody(tmp_path: Path) -> None:
-    stranger, longest = Dear(tmp_path, 3), LongestStep()
-    papers = Office(tmp_path).papers("d1")
-    near, far = socket.socketpair()
-    with trio.fail_after(60):
+@pytest.mark.parametrize("count", [2, 3])
+async def test_certificates_that_are_dear_to_read_hold_up_nobody(tmp_path: Path, count: int) -> None:
+    """Of who answers where a daemon is expected; of more than two none is read."""
+    stranger, longest, wallet = Dear(count), LongestStep(), admitted(tmp_path, "d1", Key.new())
+    with trio.fail_after(60), socket.create_server(("127.0.0.1", 0)) as door:
+        address, before = join_address(*door.getsockname()), time.process_time()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(stranger.call, far)
+            connector = Connector(wallet)
+            nursery.start_soon(answers, door, stranger)
             trio.lowlevel.add_instrument(longest)
-            async with trio.SocketStream(trio.socket.from_stdlib_socket(near)) as stream:
-                with pytest.raises(DialFailed, match="its certificate is of another authority"):
-                    await Connector(lambda: papers).accept(stream, "somebody")
+            with pytest.raises(DialFailed, match=f"^{address}: "):
+                await connector.dial([address], bytes(32), 50.0)
+        assert (time.process_time() - before < stranger.cost / 2) == (count == 3)
     assert 0 < longest.seconds < stranger.cost / 4
+
+
+async def answers(door: socket.socket, stranger: Dear) -> None:
+    """The first one who dials."""
+    sock, _ = await trio.to_thread.run_sync(door.accept)
+    with sock:
+        await stranger.answer(sock)
