@@ -225,12 +225,12 @@ class Control:
             self.refused = "; ".join(answers)
         return reason
 
-    def _say_hello(self, stream: Stream, wallet: Wallet | None = None, challenge: m.Challenge | None = None) -> None:
+    def _say_hello(self, stream: Stream, challenge: m.Challenge | None = None) -> None:
         """Say who this is, and prove it where the master has asked for that."""
         self.commit_lease.said_hello(clock.awake_or_asleep())
         first: m.Hello | m.Signed = self._hello()
-        if wallet is not None and challenge is not None and stream.tls is not None:
-            first = wallet.proof(self._daemon).first(stream.tls.key, challenge.nonce, first)
+        if self._wallet is not None and challenge is not None and stream.tls is not None:
+            first = self._wallet.proof(self._daemon).first(stream.tls.key, challenge.nonce, first)
         stream.send(encode(first))
 
     def _hello(self) -> m.Hello:
@@ -372,7 +372,7 @@ class Control:
                 elif isinstance(message, m.Admitted) and self._wallet is not None:
                     self._keep(self._wallet, message)
                 elif isinstance(message, m.Challenge) and self._wallet is not None and not self.connected:
-                    self._say_hello(stream, self._wallet, message)
+                    self._say_hello(stream, message)
                 elif self.connected:
                     self._on_message(message)
 
