@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
 import time
 from collections.abc import AsyncIterator, Callable
@@ -17,16 +18,19 @@ import trio.testing
 from msgspec.structs import replace
 
 from tests.client.tools import until as stand_still_until  # engines go on meanwhile, daemons do not
+from tests.keyed import admitted, token_of
 from wancoll.collective import Descriptor, DType, Kind, ReduceOp
 from wancoll.errors import ConfigError
 from wancoll.limits import DEFAULT, PROTOCOL_VERSION
 from wancoll.local import join_address
 from wancoll.native.engine import Done, Engine
 from wancoll.net import clock
+from wancoll.net.ask import ask
 from wancoll.peer import daemon as daemon_module
 from wancoll.peer.config import PeerConfig
 from wancoll.peer.daemon import Daemon, serve
 from wancoll.peer.daemon import _wallet as wallet_of
+from wancoll.trust.keys import Key
 from wancoll.trust.token import Token
 from wancoll.wire import messages as m
 from wancoll.wire.framing import Decoder, encode
@@ -356,6 +360,29 @@ async def test_a_state_folder_is_one_daemons(tmp_path: Path) -> None:
     async with trio.open_nursery() as nursery:  # nobody has it any more
         await nursery.start(partial(serve, second, stop=(stop := trio.Event())))
         stop.set()
+
+
+async def test_a_daemon_keeps_the_name_that_it_was_admitted_by_and_says_where_its_key_is(tmp_path: Path) -> None:
+    key = Key.new()
+    folder = admitted(tmp_path, "d7", key).folder
+    for name, called in (("", "d7"), ("other", "other")):
+        config = PeerConfig(
+            master="127.0.0.1:9", socket=str(tmp_path / "s"), listen="127.0.0.1:0", join=str(token_of(key)),
+            state=folder, name=name, measure=False,
+        )  # fmt: skip
+        async with trio.open_nursery() as nursery:
+            started = await nursery.start(partial(serve, config, stop=(stop := trio.Event())))
+            question = partial(ask, started.socket, m.LocalStatusRequest(), m.LocalStatus, timeout=30, who="d")
+            found = json.loads((await trio.to_thread.run_sync(question)).text)
+            assert (started.name, found["name"], found["state"]) == (called, called, folder)
+            stop.set()
+
+
+def test_a_masters_folder_is_no_daemons(tmp_path: Path) -> None:
+    (tmp_path / "master.key").touch()
+    config = PeerConfig(join=str(token_of(Key.new())), state=str(tmp_path))
+    with pytest.raises(ConfigError, match=f"--state {tmp_path}: is a master's; .*got one with master.key"):
+        wallet_of(config, "/run/peer.sock")
 
 
 def test_machines_that_share_a_home_have_folders_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
