@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from wancoll.errors import ConfigError
 from wancoll.local import open_to_others, standing
 
-MASTER_KEY = "master.key"  # in a master's state folder alone
 _LOCK = "lock"
 # Files of a master's folder: its keys, their public halves, and the key of whoever is admin on its machine.
 MASTER_KEY, MASTER_PUBLIC, ADMIN_KEY = "master.key", "master.pub", "admin.key"
