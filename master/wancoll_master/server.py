@@ -516,6 +516,7 @@ class Server:
             await self._hear(number, connection, messages)
             if self._introduced(number):
                 self._strangers.discard(number)
+                self._greeting.know(who)
             while data := await connection.receive():
                 await self._hear(number, connection, decoder.feed(data))
             return connection.ended or "the master ended it"
