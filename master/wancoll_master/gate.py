@@ -263,8 +263,10 @@ class Gate:
         self._write(registry.take_changed())
         return who
 
-    def admitted(self, who: Identity) -> m.Admitted:
-        """What to tell a daemon after its Welcome, and when the keys change."""
+    def admitted(self, who: Identity) -> m.Admitted | None:
+        """What to tell a daemon after its Welcome, and when the keys change; None: whoever is admin for this run."""
+        if who.key == self._admin.public:
+            return None
         return m.Admitted(make_receipt(self.keys, who), [key.public for key in self.keys])
 
     def check(self, who: Identity) -> None:
