@@ -11,7 +11,6 @@ typedef struct ssl_method_st SSL_METHOD;
 typedef struct bio_st BIO;
 typedef struct bio_method_st BIO_METHOD;
 typedef struct x509_st X509;
-typedef struct x509_store_st X509_STORE;
 typedef struct x509_store_ctx_st X509_STORE_CTX;
 typedef struct evp_pkey_st EVP_PKEY;
 typedef struct ssl_cipher_st SSL_CIPHER;
@@ -27,17 +26,15 @@ typedef struct {
 } wc_param; /* OSSL_PARAM */
 typedef int wc_judge(int good, X509_STORE_CTX *check);
 typedef void wc_secret_line(const SSL *ssl, const char *line);
-typedef void wc_message(int writes, int version, int type, const void *bytes, size_t n, SSL *ssl, void *given);
 typedef int wc_password(char *out, int size, int writes, void *given);
 
 enum {
     WC_TLS_1_3 = 0x0304,
-    WC_SSL_VERIFY_PEER = 1,
-    WC_SSL_VERIFY_FAIL_IF_NO_PEER_CERT = 2,
+    WC_SSL_VERIFY_NONE = 0,
     WC_SSL_ERROR_WANT_READ = 2,
-    WC_SSL_CTRL_EXTRA_CHAIN_CERT = 14,
     WC_SSL_CTRL_MODE = 33,
     WC_SSL_CTRL_SET_SESS_CACHE_MODE = 44,
+    WC_SSL_CTRL_SET_MAX_CERT_LIST = 51,
     WC_SSL_CTRL_SET_GROUPS_LIST = 92,
     WC_SSL_CTRL_SET_MIN_PROTO_VERSION = 123,
     WC_SSL_CTRL_SET_MAX_PROTO_VERSION = 124,
@@ -49,7 +46,7 @@ enum {
     WC_BIO_CTRL_FLUSH = 11,
     WC_BIO_RETRY_READ = 1 | 8,
     WC_OPENSSL_INIT_NO_ATEXIT = 1 << 19,
-    WC_X509_V_ERR_CERT_HAS_EXPIRED = 10,
+    WC_EVP_PKEY_ED25519 = 1087,
     WC_EVP_CTRL_AEAD_GET_TAG = 16,
     WC_EVP_CTRL_AEAD_SET_TAG = 17,
     WC_KDF_EXPAND_ONLY = 2,
@@ -70,7 +67,6 @@ enum {
     F(int, SSL_CTX_set_num_tickets, (SSL_CTX *, size_t))                                                                \
     F(int, SSL_CTX_set_ciphersuites, (SSL_CTX *, const char *))                                                         \
     F(void, SSL_CTX_set_verify, (SSL_CTX *, int, wc_judge *))                                                           \
-    F(X509_STORE *, SSL_CTX_get_cert_store, (const SSL_CTX *))                                                          \
     F(int, SSL_CTX_use_certificate, (SSL_CTX *, X509 *))                                                                \
     F(int, SSL_CTX_use_PrivateKey, (SSL_CTX *, EVP_PKEY *))                                                             \
     F(int, SSL_CTX_check_private_key, (const SSL_CTX *))                                                                \
@@ -81,14 +77,12 @@ enum {
     F(void, SSL_set_connect_state, (SSL *))                                                                             \
     F(int, SSL_do_handshake, (SSL *))                                                                                   \
     F(void, SSL_CTX_set_keylog_callback, (SSL_CTX *, wc_secret_line *))                                                \
-    F(void, SSL_CTX_set_msg_callback, (SSL_CTX *, wc_message *))                                                       \
     F(int, SSL_set_ex_data, (SSL *, int, void *))                                                                      \
     F(void *, SSL_get_ex_data, (const SSL *, int))                                                                     \
     F(const SSL_CIPHER *, SSL_get_current_cipher, (const SSL *))                                                       \
     F(uint16_t, SSL_CIPHER_get_protocol_id, (const SSL_CIPHER *))                                                      \
     F(const char *, SSL_alert_desc_string_long, (int))                                                                 \
     F(int, SSL_get_error, (const SSL *, int))                                                                           \
-    F(long, SSL_get_verify_result, (const SSL *))                                                                       \
     F(X509 *, SSL_get1_peer_certificate, (const SSL *))                                                                 \
     F(const char *, SSL_get_cipher_list, (const SSL *, int))
 
@@ -106,15 +100,13 @@ enum {
     F(void, BIO_set_flags, (BIO *, int))                                                                                \
     F(void, BIO_clear_flags, (BIO *, int))                                                                              \
     F(BIO *, BIO_new_mem_buf, (const void *, int))                                                                      \
+    F(EVP_PKEY *, X509_get0_pubkey, (const X509 *))                                                                     \
+    F(int, EVP_PKEY_get_id, (const EVP_PKEY *))                                                                        \
+    F(int, EVP_PKEY_get_raw_public_key, (const EVP_PKEY *, unsigned char *, size_t *))                                  \
     F(X509 *, PEM_read_bio_X509, (BIO *, X509 **, wc_password *, void *))                                               \
     F(EVP_PKEY *, PEM_read_bio_PrivateKey, (BIO *, EVP_PKEY **, wc_password *, void *))                                 \
     F(void, EVP_PKEY_free, (EVP_PKEY *))                                                                                \
     F(void, X509_free, (X509 *))                                                                                        \
-    F(int, X509_STORE_add_cert, (X509_STORE *, X509 *))                                                                 \
-    F(int, X509_STORE_CTX_get_error, (const X509_STORE_CTX *))                                                          \
-    F(int, X509_STORE_CTX_get_error_depth, (const X509_STORE_CTX *))                                                    \
-    F(int, i2d_X509, (const X509 *, unsigned char **))                                                                  \
-    F(const char *, X509_verify_cert_error_string, (long))                                                              \
     F(EVP_CIPHER *, EVP_CIPHER_fetch, (void *, const char *, const char *))                                            \
     F(void, EVP_CIPHER_free, (EVP_CIPHER *))                                                                           \
     F(EVP_CIPHER_CTX *, EVP_CIPHER_CTX_new, (void))                                                                    \

@@ -40,14 +40,14 @@ enum {
     NOTICES = 128,           /* room for a few words about the connection, after those */
     NOTICE_BYTES = 5,        /* of the longest: new keys */
     MOST_BARREN = 32 << 10,  /* the engine's */
-    MOST_SHAKING = 16 << 10, /* of a handshake: certificates. net/tls.py has the same */
+    MOST_SHAKING = 8 << 10,  /* of a handshake, each record counted for more than it has */
     MOST_EARLY = 256,        /* after them, until the engine has it */
     NO_DATA = 4 << 10,       /* what a record counts for that holds none */
     SHAKING = 256,           /* and one of the handshake, beside what it holds */
-    MOST_SHOWN = 4,          /* certificates: its own, two between, and the authority's */
+    MOST_SHOWN = 1 << 10,    /* bytes of a certificate */
 };
 
-enum { CERTIFICATE = 11, NEW_KEYS = 24 }; /* messages of a handshake */
+enum { NEW_KEYS = 24 }; /* messages of a handshake */
 enum { CLOSE_NOTIFY = 0, UNEXPECTED = 10, BAD_RECORD = 20, TOO_LONG = 22, INTERNAL = 80 }; /* alerts */
 
 struct wc_tls_identity {
@@ -67,7 +67,6 @@ struct wc_tls {
     bool resting; /* nothing is taken from the socket */
     bool drained; /* nor is there anything in it: epoll says when there is */
     bool renews;  /* the other end wants new keys of this one */
-    bool crowded; /* it shows more certificates than anybody has */
     wc_keys sends, receives;
     uint8_t secrets[2][WC_SECRET_BYTES]; /* of the handshake: of who dialled, of who accepted */
     uint64_t records;                    /* that one key seals */
@@ -224,38 +223,13 @@ static const char *first_reason(const wc_openssl *o)
     return reason ? reason : "no reason given";
 }
 
-/* The certificates of a PEM text, each handed to `take`, which keeps it or frees it; how many, -1: one was refused. */
-static int certificates(const wc_openssl *o, SSL_CTX *context, const char *pem,
-                        bool (*take)(const wc_openssl *, SSL_CTX *, X509 *, int))
+static bool show(const wc_openssl *o, SSL_CTX *context, const char *pem)
 {
-    int count = 0;
     BIO *text = o->BIO_new_mem_buf(pem, -1);
-    for (X509 *one; text && (one = o->PEM_read_bio_X509(text, NULL, no_password, NULL)); count++)
-        if (!take(o, context, one, count)) {
-            count = -1;
-            break;
-        }
-    o->BIO_free(text);
-    if (count > 0)
-        o->ERR_clear_error(); /* its end was found by a failure */
-    return count;
-}
-
-static bool believe(const wc_openssl *o, SSL_CTX *context, X509 *one, int place)
-{
-    (void)place;
-    bool taken = o->X509_STORE_add_cert(o->SSL_CTX_get_cert_store(context), one) == 1;
+    X509 *one = text ? o->PEM_read_bio_X509(text, NULL, no_password, NULL) : NULL;
+    bool taken = one && o->SSL_CTX_use_certificate(context, one) == 1;
     o->X509_free(one);
-    return taken;
-}
-
-static bool show(const wc_openssl *o, SSL_CTX *context, X509 *one, int place)
-{
-    bool chain = place > 0;
-    bool taken = chain ? o->SSL_CTX_ctrl(context, WC_SSL_CTRL_EXTRA_CHAIN_CERT, 0, one) == 1
-                       : o->SSL_CTX_use_certificate(context, one) == 1;
-    if (!chain || !taken)
-        o->X509_free(one); /* of a chain the context keeps it */
+    o->BIO_free(text);
     return taken;
 }
 
@@ -267,14 +241,6 @@ static bool use_key(const wc_openssl *o, SSL_CTX *context, const char *pem)
     o->EVP_PKEY_free(key);
     o->BIO_free(text);
     return used;
-}
-
-/* An expired certificate of the other end itself passes here: the daemon judges it (wc_tls_expired). */
-static int judge(int good, X509_STORE_CTX *check)
-{
-    const wc_openssl *o = wc_openssl_load();
-    return good || (o->X509_STORE_CTX_get_error(check) == WC_X509_V_ERR_CERT_HAS_EXPIRED &&
-                    o->X509_STORE_CTX_get_error_depth(check) == 0);
 }
 
 static int digit(char one)
@@ -300,43 +266,8 @@ static void take_secret(const SSL *ssl, const char *line)
     }
 }
 
-static size_t number(const uint8_t *at, int bytes)
-{
-    size_t found = 0;
-    for (int i = 0; i < bytes; i++)
-        found = found << 8 | at[i];
-    return found;
-}
-
-/* OpenSSL tells of a message before it reads it. All certificates that are shown are read before anybody asks whom they
-   are of, and one may be made to take a tenth of a second: where there are too many none can be found in there. */
-static void count_shown(int writes, int version, int type, const void *bytes, size_t n, SSL *ssl, void *given)
-{
-    (void)version, (void)given;
-    uint8_t *message = (uint8_t *)bytes; /* OpenSSL's buffer, which it goes on to read */
-    if (writes || type != WC_TYPE_HANDSHAKE || n < 5 || message[0] != CERTIFICATE)
-        return;
-    size_t list = 5 + message[4], at = list + 3;
-    int shown = 0;
-    while (at + 3 <= n && shown <= MOST_SHOWN) {
-        at += 3 + number(message + at, 3);
-        at += at + 2 <= n ? 2 + number(message + at, 2) : 0; /* its extensions */
-        shown++;
-    }
-    if (shown > MOST_SHOWN) {
-        memset(message + list, 0xff, 3);
-        ((wc_tls *)wc_openssl_load()->SSL_get_ex_data(ssl, 0))->crowded = true;
-    }
-}
-
-static bool set_groups(const wc_openssl *o, SSL_CTX *context, const char *names)
-{
-    return o->SSL_CTX_ctrl(context, WC_SSL_CTRL_SET_GROUPS_LIST, 0, (void *)names) == 1;
-}
-
 /* What it lacks, or NULL. */
-static const char *prepare(const wc_openssl *o, SSL_CTX *context, const char *authorities, const char *certificate,
-                           const char *key)
+static const char *prepare(const wc_openssl *o, SSL_CTX *context, const char *certificate, const char *key)
 {
     const char *aes = "TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256";
     const char *chacha = "TLS_CHACHA20_POLY1305_SHA256:TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384";
@@ -344,25 +275,23 @@ static const char *prepare(const wc_openssl *o, SSL_CTX *context, const char *au
         !o->SSL_CTX_ctrl(context, WC_SSL_CTRL_SET_MAX_PROTO_VERSION, WC_TLS_1_3, NULL) ||
         !o->SSL_CTX_set_ciphersuites(context, fast_aes() ? aes : chacha) || !o->SSL_CTX_set_num_tickets(context, 0))
         return "TLS 1.3";
-    /* A stranger's message of ffdhe8192 would take a tenth of a second. Some machines allow no X25519. */
-    if (!set_groups(o, context, "X25519:P-256") && !set_groups(o, context, "P-256"))
-        return "X25519 and P-256";
-    /* Compressed certificates would go round MOST_SHAKING and count_shown: 3.5 KB of them took 16 seconds. */
+    /* A stranger's message of ffdhe8192 would take a tenth of a second. */
+    if (o->SSL_CTX_ctrl(context, WC_SSL_CTRL_SET_GROUPS_LIST, 0, "X25519") != 1)
+        return "X25519";
+    /* Compressed certificates would go round MOST_SHAKING: 3.5 KB of them took 16 seconds. */
     o->SSL_CTX_set_options(context, WC_SSL_OP_NO_TICKET | WC_SSL_OP_CIPHER_SERVER_PREFERENCE | WC_SSL_OP_UNCOMPRESSED);
+    o->SSL_CTX_ctrl(context, WC_SSL_CTRL_SET_MAX_CERT_LIST, MOST_SHOWN, NULL);
     o->SSL_CTX_ctrl(context, WC_SSL_CTRL_SET_SESS_CACHE_MODE, 0, NULL);
     o->SSL_CTX_ctrl(context, WC_SSL_CTRL_MODE, WC_SSL_MODE_RELEASE_BUFFERS, NULL);
     o->SSL_CTX_set_keylog_callback(context, take_secret);
-    o->SSL_CTX_set_msg_callback(context, count_shown);
-    o->SSL_CTX_set_verify(context, WC_SSL_VERIFY_PEER | WC_SSL_VERIFY_FAIL_IF_NO_PEER_CERT, judge);
-    if (certificates(o, context, authorities, believe) < 1)
-        return "the authorities";
-    if (certificates(o, context, certificate, show) < 1)
+    o->SSL_CTX_set_verify(context, WC_SSL_VERIFY_NONE, NULL); /* the daemon compares the key */
+    if (!show(o, context, certificate))
         return "the certificate";
     return use_key(o, context, key) ? NULL : "the key";
 }
 
-wc_tls_identity *wc_tls_identity_new(const char *authorities, const char *certificate, const char *key,
-                                     uint64_t records, char *reason, uint32_t size)
+wc_tls_identity *wc_tls_identity_new(const char *certificate, const char *key, uint64_t records, char *reason,
+                                     uint32_t size)
 {
     const wc_openssl *o = wc_openssl_load();
     if (!o) {
@@ -373,7 +302,7 @@ wc_tls_identity *wc_tls_identity_new(const char *authorities, const char *certif
     o->ERR_clear_error();
     wc_tls_identity *identity = malloc(sizeof *identity);
     SSL_CTX *context = identity ? o->SSL_CTX_new(o->TLS_method()) : NULL;
-    const char *lacks = context ? prepare(o, context, authorities, certificate, key) : "memory";
+    const char *lacks = context ? prepare(o, context, certificate, key) : "memory";
     if (!lacks) {
         *identity = (wc_tls_identity){context, records};
         return identity;
@@ -457,14 +386,11 @@ static bool waits(wc_tls *tls, int result)
     const wc_openssl *o = tls->o;
     if (o->SSL_get_error(tls->ssl, result) == WC_SSL_ERROR_WANT_READ)
         return true;
-    long verified = o->SSL_get_verify_result(tls->ssl);
     if (tls->cut) {
         cut_off(tls);
     } else if (!tls->error) {
         tls->error = EBADMSG;
-        snprintf(tls->reason, sizeof tls->reason, "TLS: %s%s%s",
-                 tls->crowded ? "it shows more than 4 certificates" : first_reason(o), verified ? ": " : "",
-                 verified ? o->X509_verify_cert_error_string(verified) : "");
+        snprintf(tls->reason, sizeof tls->reason, "TLS: %s", first_reason(o));
     }
     o->ERR_clear_error();
     return false;
@@ -520,20 +446,17 @@ int wc_tls_handshake(wc_tls *tls)
     return flushed < 0 ? -1 : flushed == 0 ? WC_TLS_WRITES : waiting ? WC_TLS_READS : 0;
 }
 
-int wc_tls_certificate(const wc_tls *tls, void *out, uint32_t size)
+int wc_tls_key(const wc_tls *tls, uint8_t *out)
 {
-    X509 *found = tls->o->SSL_get1_peer_certificate(tls->ssl);
-    int length = found ? tls->o->i2d_X509(found, NULL) : 0;
-    unsigned char *at = out;
-    if (length > 0 && (uint32_t)length <= size)
-        tls->o->i2d_X509(found, &at);
-    tls->o->X509_free(found);
-    return length;
-}
-
-int wc_tls_expired(const wc_tls *tls)
-{
-    return tls->o->SSL_get_verify_result(tls->ssl) == WC_X509_V_ERR_CERT_HAS_EXPIRED;
+    const wc_openssl *o = tls->o;
+    size_t size = WC_KEY_BYTES;
+    X509 *found = o->SSL_get1_peer_certificate(tls->ssl);
+    EVP_PKEY *key = found ? o->X509_get0_pubkey(found) : NULL;
+    bool there = key && o->EVP_PKEY_get_id(key) == WC_EVP_PKEY_ED25519 &&
+                 o->EVP_PKEY_get_raw_public_key(key, out, &size) == 1 && size == WC_KEY_BYTES;
+    o->X509_free(found);
+    o->ERR_clear_error();
+    return there ? 0 : -1;
 }
 
 int wc_tls_read(wc_tls *tls, void *out, uint32_t size)
