@@ -1,10 +1,11 @@
-"""The gate by itself: what is written, and what is not."""
+"""What a gate has written of tokens, names and keys, where there is no room to write."""
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from wancoll.limits import PROTOCOL_VERSION
 from wancoll.net.proof import Proof
 from wancoll.trust.identity import Identity
 from wancoll.trust.keys import Key
+from wancoll.trust.registry import NotNow
 from wancoll.trust.token import parse
 from wancoll.wire import messages as m
 from wancoll_master.gate import Gate
@@ -94,3 +96,53 @@ async def test_a_rotation_whose_keys_cannot_be_written_is_none(tmp_path: Path, m
     answer = admin(gate, m.RotateKey(PROTOCOL_VERSION))
     assert "No space left on device" in answer.refused
     assert (gate.settled, gate.publics) == (True, before)
+
+
+async def test_a_revocation_that_cannot_be_written_counts_now(tmp_path: Path) -> None:
+    """It is written with what is written next; a new token is not given out at all."""
+    book = Kept()
+    gate = Gate(str(tmp_path), book)
+    gate.address = "h:1"
+    make = m.MakeToken(PROTOCOL_VERSION, "peer", "", [], 0, 60.0)
+
+    def ask(question: m.AboutTrust) -> Any:
+        answer = admin(gate, question)
+        gate.settle()
+        return answer
+
+    def revoked() -> list[str]:
+        return [one.id for one in ask(m.ListTokens(PROTOCOL_VERSION)).tokens if one.revoked]
+
+    token, other, key = parse(ask(make).made), parse(ask(make).made), Key.new()
+    who = gate.identify(signed(key, "d", other.shown))
+    book.full = True
+    said = ask(m.RevokeToken(PROTOCOL_VERSION, token.id)).refused
+    assert said.startswith(f"token {token.id}: is revoked only until this master ends: that cannot be written")
+    assert "got database or disk is full" in said
+    assert "the key of d: is revoked only until" in ask(m.RevokeKey(PROTOCOL_VERSION, "d")).refused
+    with pytest.raises(ConfigError, match="has a key that an operator has revoked"):
+        gate.check(who)
+    assert "a new token cannot be written; got database or disk is full" in ask(make).refused
+    assert {one.id for one in ask(m.ListTokens(PROTOCOL_VERSION)).tokens} == {token.id, other.id}
+    book.full = False
+    assert parse(ask(make).made).id in book.rows["token"]
+    gate = Gate(str(tmp_path), book)
+    assert revoked() == [token.id]
+    with pytest.raises(ConfigError, match="has a key that an operator has revoked"):
+        gate.identify(signed(key, "d", other.shown))
+
+
+async def test_while_a_change_is_written_nobody_new_comes_and_nothing_else_is_changed(tmp_path: Path) -> None:
+    gate = Gate(str(tmp_path), Kept())
+    gate.address = "h:1"
+    token, key = parse(gate.first_token()), Key.new()
+    gate.identify(signed(key, "d", token.shown))
+    admin(gate, m.RotateKey(PROTOCOL_VERSION))
+    assert len(gate.keys) == 1
+    assert gate.identify(signed(key, "d")).name == "d"
+    with pytest.raises(NotNow, match="writes another change of its tokens or keys"):
+        gate.identify(signed(Key.new(), "e", token.shown))
+    assert "ask again" in admin(gate, m.RotateKey(PROTOCOL_VERSION, finish=True)).refused
+    assert gate.settle() is not None
+    assert len(gate.keys) == 2
+    assert gate.identify(signed(Key.new(), "e", token.shown)).name == "e"
