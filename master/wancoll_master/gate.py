@@ -53,12 +53,13 @@ class Book(Protocol):
 
 
 class SharedBook(Book, Protocol):
-    """One that has the master's keys, too."""
+    """One that has the master's keys, too, and the key by which commands on all masters' machines are admin."""
 
     keys: Sequence[Key]
+    admin: Key
 
     def keep_keys(self, keys: Sequence[Key], *, anew: dict[str, str] | None = None) -> None:
-        """Write them; with *anew* these rows of tokens are all the rows that there are from then on."""
+        """Write them; with *anew* these rows of tokens are all that there are from then on, and admin is another."""
 
 
 class Gate:
@@ -69,6 +70,7 @@ class Gate:
         book: keeps tokens, names, and keys that are void. None: it comes with lead().
         clock: seconds since 1970.
         shared: the keys of all masters of an etcd, the newest last; None: this one's own.
+        admin: the key by which commands are admin at all these masters; None: a new one.
 
     Attributes:
         address: that tokens tell to dial, once it is known.
@@ -82,7 +84,7 @@ class Gate:
 
     def __init__(
         self, folder: str, book: Book | None, *, clock: Callable[[], float] = time.time,
-        shared: Sequence[Key] | None = None,
+        shared: Sequence[Key] | None = None, admin: Key | None = None,
     ) -> None:  # fmt: skip
         self._folder, self._book, self._clock = folder, book, clock
         self.shares = shared is not None
@@ -91,10 +93,10 @@ class Gate:
         self._unwritten: ChangedRows = {}  # rows for the book, by kind and id
         self.address = ""
         self._pending: Callable[[], tuple[str, str]] | None = None  # what counts once the book has it
-        self._admin = Key.new()
         try:
             own_folder(folder)
             self._use(self._load() if shared is None else self._share(shared))
+            self._admin = admin or Key.new()
             write_secret(self._path(ADMIN_KEY), self._admin.pem)
         except OSError as bad:
             raise ConfigError(
@@ -129,10 +131,14 @@ class Gate:
 
     def _use(self, keys: Sequence[Key]) -> None:
         self.keys, self.listening = list(keys), Listening(list(keys)[::-1])
+        self._tell(MASTER_PUBLIC, "\n".join(self.publics).encode())
+
+    def _tell(self, name: str, data: bytes) -> None:
+        """Have it in the folder, for commands on this machine."""
         try:
-            write_secret(self._path(MASTER_PUBLIC), "\n".join(self.publics).encode())
+            write_secret(self._path(name), data)
         except OSError as bad:
-            log.error("commands on this machine may not know the master's key", reason=str(bad))
+            log.error("commands on this machine do not have the newest keys", reason=str(bad))
 
     @property
     def publics(self) -> list[str]:
@@ -178,7 +184,7 @@ class Gate:
         Raises:
             ConfigError: that cannot be read.
         """
-        self.follow(book.keys)
+        self.follow(book.keys, book.admin)
         self._book = self._shared = book
         self._registry = Registry({kind: book.trust(kind) for kind in _KINDS}, self.publics)
 
@@ -186,10 +192,13 @@ class Gate:
         """This master leads no more: what was not written is not so."""
         self._pending = None
 
-    def follow(self, keys: Sequence[Key]) -> None:
-        """The keys that the masters share are these now."""
+    def follow(self, keys: Sequence[Key], admin: Key) -> None:
+        """The keys that the masters share, and that of their admin, are these now."""
         if [key.public for key in keys] != [key.public for key in self.keys]:
             self._use(keys)
+        if admin.public != self._admin.public:
+            self._admin = admin
+            self._tell(ADMIN_KEY, admin.pem)
 
     def _write(self, changed: ChangedRows) -> str:
         """Write what has *changed*. Why it is not written now, but with what comes next; "": it is."""
@@ -223,7 +232,7 @@ class Gate:
 
     def _turn(self, registry: Registry, keys: Sequence[Key], event: tuple[str, str]) -> tuple[str, str]:
         self._registry = registry
-        self.follow(keys)
+        self.follow(keys, self._shared.admin if self._shared is not None else self._admin)
         registry.masters = self.publics
         log.warning(event[1], keys=self.publics)
         return event
