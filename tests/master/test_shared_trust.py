@@ -350,8 +350,8 @@ async def test_a_master_of_other_keys_does_not_lead(
         all_of_them.end("a")
         log = await said(capfd, "is not the key that this master was started with", 2)  # standing by, leading
         assert "got none; let masters that run run: the one that led last writes it back; if it has ended, put" in log
-        proof = Proof(Key.new(), (), b"", "d", token.shown)
-        assert isinstance(await b.ask(proof, hello("d"), m.StandsBy | m.Welcome), m.StandsBy)
+        proof, ask = Proof(Key.new(), (), b"", "d", token.shown), m.StatusRequest(PROTOCOL_VERSION)
+        assert isinstance(await b.ask(proof, ask, m.StandsBy | m.Status), m.StandsBy)
 
 
 async def test_keys_that_took_the_place_of_ours_without_a_rotation_are_not_followed(etcd: Etcd, tmp_path: Path) -> None:
