@@ -275,9 +275,10 @@ async def test_its_own_master_may_send_a_daemon_away_before_and_after_the_challe
     master = Master(key)
     master.says = [m.Bye("token k3v9: is revoked", final)]
     async with playing(master), Daemon([master.address], wallet).running() as daemon:
-        await until(lambda: daemon.control.refused if final else len(daemon.lost) > 2)
+        said = "the master said: token k3v9: is revoked"  # a first try may be too late on a busy machine
+        await until(lambda: daemon.control.refused if final else daemon.lost.count(said) > 2)
         assert daemon.control.refused == ("token k3v9: is revoked" if final else "")
-        assert daemon.lost[0] == "the master said: token k3v9: is revoked"
+        assert said in daemon.lost
 
 
 async def test_a_master_of_another_version_says_so_without_a_challenge(
