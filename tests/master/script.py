@@ -587,7 +587,7 @@ class Script(Room):
         said = []
         for name in fields:
             found = getattr(value, name)
-            if name == "key":
+            if name == "key" and found:  # of an epoch: in clear daemons have none
                 if found not in self._keys:
                     self._keys.append(found)
                 if self._keys.index(found):

@@ -16,6 +16,7 @@ from wancoll.limits import PROTOCOL_VERSION, Limits
 from wancoll.trust.identity import Identity
 from wancoll.wire import messages as m
 from wancoll_master.core import membership
+from wancoll_master.core.leadership import StandbyResponder
 from wancoll_master.core.liveness import presence
 from wancoll_master.core.may import EVERYTHING, TABLE, may
 from wancoll_master.core.paths import announced
@@ -286,6 +287,15 @@ def test_what_no_wait_makes_right_ends_a_newcomer_and_no_daemon_that_was_here(ba
         ready = master.hear(3, msgspec.structs.replace(hello("d3"), **bad, **before), source="192.0.2.9")
         assert [(close.conn, close.final) for close in ready.closes] == [(3, not before)]
         assert [(one.kind, one.kept) for one in ready.log] == [("refused", not before)]
+
+
+def test_a_standby_keeps_nobody_whose_name_it_would_have_to_look_up() -> None:
+    """It knows no keys, so a stranger's name server could hold up threads; who may come in comes again."""
+    standby = StandbyResponder(4)
+    standby.leader_is(m.StandsBy("", 0), wait=True)
+    assert not standby.keeps(Received(1, hello("d1", "192.0.2.7:9", "inside.example:22"), None))
+    assert standby.keeps(Received(2, hello("d2"), None))
+    assert [event.conn for event in standby.empty()] == [2]
 
 
 def test_networks_that_are_none_are_refused() -> None:
