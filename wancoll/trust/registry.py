@@ -265,9 +265,9 @@ class Registry:
             raise ConfigError(
                 "is no daemon that was admitted here", who=name, hint="`wancoll status` shows the names of daemons"
             )
-        self.changed.note("name", name, None)
         self.revoked[held.key] = Revoked(name)
-        self.changed.note("key", held.key, self.revoked[held.key])
+        self.changed.note("key", held.key, self.revoked[held.key])  # written first: a crash between frees no name alone
+        self.changed.note("name", name, None)
 
     def _is_revoked(self, token: str) -> bool:
         return token in self.grants and self.grants[token].revoked
