@@ -280,7 +280,7 @@ def option_names(command: App) -> set[str]:
 def test_the_documents_name_only_options_and_variables_that_exist():
     alone = ["master", "peer", "status", "top", "events", "evict", "leave", "doctor", "trace"]
     alone += ["model", "perf", "chaos", "demo"]
-    commands = [*(app[name] for name in alone), training, app["ca"]["rotate"]]
+    commands = [*(app[name] for name in alone), training, app["key"]["rotate"]]
     commands += [app["token"][name] for name in ("create", "list", "revoke")]
     options = set().union(*map(option_names, commands))
     variables = set(map(variable, options))
@@ -624,7 +624,7 @@ def test_status_tables_show_everything_and_pass_no_control_characters_on(capsys)
     [("", "", "127.0.0.1:7400"), ("", "h:9", "h:9"), ("127.0.0.1:7400", "h:9", "127.0.0.1:7400"), ("a", "", "a:7400")],
 )
 def test_a_master_that_is_given_counts_before_the_one_that_the_token_names(monkeypatch, master, join, dialled):
-    token, found = join and f"WC1{'0' * 64}::abab.{'s' * 43}@{join}", []
+    token, found = join and f"WC2{'0' * 64}::abab.{'s' * 43}@{join}", []
     monkeypatch.setattr(logs, "configure", lambda *_: None)
     monkeypatch.setattr(service, "run", lambda _, serve, *more: found.append(serve.args[0].master))
     peer(config=PeerConfig(master=master, join=token, insecure=not token))
@@ -827,7 +827,7 @@ def test_no_variable_confirms_what_cannot_be_undone(monkeypatch: pytest.MonkeyPa
     """WANCOLL_YES may lie about, for another program or an earlier call."""
     with socket.create_server(("127.0.0.1", 0)) as closed:
         here = "{}:{}".format(*closed.getsockname())
-    given = ["ca", "rotate", f"--master={here}"]
+    given = ["key", "rotate", f"--master={here}"]
     monkeypatch.setenv("WANCOLL_YES", "true")
     with pytest.raises(ConfigError, match="is not done without --yes"):
         app([*given, "--now"], result_action="return_value", exit_on_error=False, print_error=False)

@@ -40,7 +40,7 @@ from wancoll.wire import messages as m
 from wancoll.wire.framing import encode
 from wancoll_master.config import MasterConfig
 
-TOKEN = f"WC1{'0' * 64}::abab.{'s' * 43}@h:9"
+TOKEN = f"WC2{'0' * 64}::abab.{'s' * 43}@h:9"
 OWN = {"ca": "a", "cert": "b", "key": "c"}
 
 
@@ -293,7 +293,7 @@ def test_a_master_beyond_loopback_lets_in_who_has_its_token_and_nobody_else(tmp_
     env, peer = environment(tmp_path), [*WANCOLL, "peer", "--name", "p", "--socket", str(tmp_path / "s")]
     listen = ["--listen", "*:0", "--journal", "none"]
     with started(*WANCOLL, "master", *listen, "--state", str(tmp_path / "authority"), env=env) as master:
-        invited = re.fullmatch(r"wancoll peer --join (WC1\S+)", said(master))
+        invited = re.fullmatch(r"wancoll peer --join (WC2\S+)", said(master))
         assert master.stdout is not None
         ready = re.fullmatch(r"wancoll master ready \S+:(\d+)\n", master.stdout.readline())
         assert invited
@@ -341,7 +341,7 @@ def test_a_private_master_beyond_loopback_gives_a_token_that_its_environment_alo
 
     master = PrivateMaster("*:0")
     try:
-        assert master.token.startswith("WC1")
+        assert master.token.startswith("WC2")
         daemon = PrivateDaemon(f"127.0.0.1:{master.port}", token=master.token)
         try:
             assert daemon._process is not None

@@ -99,7 +99,7 @@ def test_a_daemon_that_runs_wins_over_a_master_in_the_environment(
     assert f"group 'gang': through peer daemon 'fake' at {path}, by the default path" in caplog.text
 
 
-_TOKEN = f"WC1{'0' * 64}::abab.{'s' * 43}@host:7400"
+_TOKEN = f"WC2{'0' * 64}::abab.{'s' * 43}@host:7400"
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_bad_master_address() -> None:
 
 
 def test_a_bad_token_is_named_and_not_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    bad = _TOKEN.replace("WC1", "WC2")
+    bad = _TOKEN.replace("WC2", "WC3")
     with refused("connect(token=...): is no token", "paste the whole line") as found:
         wancoll.connect(token=bad)
     assert "s" * 43 not in str(found.value)

@@ -16,7 +16,7 @@ from wancoll.wire import messages as m
 from wancoll.wire.framing import HEADER_BYTES, Decoder, decode_body, encode
 
 UNIONS: tuple[Any, ...] = (
-    m.FromPeer, m.FromMaster, m.FromClient, m.FromDaemon, m.LaneFirst, m.LaneAnswer, m.Signed, m.Receipt,
+    m.FromPeer, m.FromMaster, m.FromClient, m.FromDaemon, m.LaneFirst, m.LaneAnswer, m.Signed, m.KeyReceipt,
 )  # fmt: skip
 MAX_BYTES = 1 << 16
 _pack = msgspec.msgpack.Encoder().encode

@@ -107,7 +107,9 @@ async def test_a_receipt_counts_where_the_journal_is_lost_and_no_other_does(tmp_
             b"\xff",
             stolen.receipt,  # for another key
             make_receipt([Key.new()], mine),  # by another master
-            encode_body(msgspec.structs.replace(msgspec.msgpack.decode(proof.receipt, type=m.Receipt), role="admin")),
+            encode_body(
+                msgspec.structs.replace(msgspec.msgpack.decode(proof.receipt, type=m.KeyReceipt), role="admin")
+            ),
         ):
             assert unknown in await master.refused(replace(proof, receipt=forged), hello("d"))
         assert unknown in await master.refused(replace(proof, name="f"), hello("f"))  # for another name

@@ -91,7 +91,7 @@ def test_a_receipt_says_who_the_owner_of_a_key_is_by_any_master_that_signed() ->
     "changed", [{"name": "x"}, {"role": "admin"}, {"groups": []}, {"groups": ["ab,c"]}, {"token": ""}]
 )
 def test_a_receipt_that_was_changed_is_none(changed: dict[str, object]) -> None:
-    found = decode_body(make_receipt([MASTER], WHO), m.Receipt)
+    found = decode_body(make_receipt([MASTER], WHO), m.KeyReceipt)
     assert read_receipt(encode_body(found), MINE.public, [MASTER.public]) == WHO
     assert read_receipt(encode_body(replace(found, **changed)), MINE.public, [MASTER.public]) is None
 
@@ -103,7 +103,7 @@ def test_what_is_no_receipt_is_none(receipt: bytes) -> None:
 
 def test_a_receipt_is_no_signature_of_a_first_message_and_the_other_way_round() -> None:
     """The master signs receipts, and commands that it sends itself: by the same key."""
-    unsigned = replace(decode_body(make_receipt([MASTER], WHO), m.Receipt), signatures=[])
+    unsigned = replace(decode_body(make_receipt([MASTER], WHO), m.KeyReceipt), signatures=[])
     first = replace(FIRST, key=MASTER.public, signature=MASTER.sign(proof._receipt_text(unsigned)))
     with pytest.raises(ProtocolError, match="has not signed"):
         check_first(first, OTHER.public, NONCE, m.LaneFirst)

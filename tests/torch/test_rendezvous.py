@@ -63,7 +63,7 @@ def test_where_ranks_may_be_far_apart_they_join_with_a_token_of_this_run():
     try:
         assert found[0]._answer == found[1]._answer
         token = found[0]._answer.token
-        assert token.startswith("WC1")
+        assert token.startswith("WC2")
         for each in found.values():
             pid = each._daemon._process.pid
             with open(f"/proc/{pid}/environ", "rb") as variables:
@@ -98,7 +98,7 @@ def test_on_one_machine_ranks_need_no_token(monkeypatch):
 def test_a_token_in_the_environment_names_the_master_and_stays_there(monkeypatch):
     for name in ("WANCOLL_SOCKET", "WANCOLL_MASTER"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("WANCOLL_JOIN", f"WC1{'0' * 64}::abab.{'s' * 43}@far:7")
+    monkeypatch.setenv("WANCOLL_JOIN", f"WC2{'0' * 64}::abab.{'s' * 43}@far:7")
     monkeypatch.setattr(Cluster, "_find_daemon", lambda self, deadline: "")
     found = Cluster(HashStore(), 0, 1, 10.0)
     found.met()

@@ -15,7 +15,7 @@ from wancoll import Communicator, ErrorFeedback, ManyReceipt, ManyWork, Receipt,
 comm = wancoll.connect("gang", start_world=4, min_world=2, name="me", socket="peer.sock", timeout=1.5)
 assert_type(comm, Communicator)
 wancoll.connect(master="host:7400", lanes=4, peer_options=["--listen", "127.0.0.1:0"])
-wancoll.connect(token="WC1...", timeout=30)
+wancoll.connect(token="WC2...", timeout=30)
 wancoll.connect(min_world="2")  # refused: arg-type
 wancoll.connect(sockets="peer.sock")  # refused: call-arg
 

@@ -99,7 +99,7 @@ def _joined(*fields: bytes) -> bytes:
 
 def make_receipt(masters: Sequence[Key], who: Identity) -> bytes:
     """A receipt for *who*, signed by each key of *masters*."""
-    unsigned = m.Receipt(who.name, who.key, who.role, list(who.groups), who.token, [])
+    unsigned = m.KeyReceipt(who.name, who.key, who.role, list(who.groups), who.token, [])
     text = _receipt_text(unsigned)
     return encode_body(msgspec.structs.replace(unsigned, signatures=[key.sign(text) for key in masters]))
 
@@ -109,7 +109,7 @@ def read_receipt(receipt: bytes, key: bytes, masters: Collection[bytes]) -> Iden
     from wancoll.trust.keys import verify
 
     try:
-        found = decode_body(receipt, m.Receipt)
+        found = decode_body(receipt, m.KeyReceipt)
     except ProtocolError:
         return None
     text = _receipt_text(msgspec.structs.replace(found, signatures=[]))
@@ -118,5 +118,5 @@ def read_receipt(receipt: bytes, key: bytes, masters: Collection[bytes]) -> Iden
     return Identity(found.name, found.role, tuple(found.groups), found.token, found.key)
 
 
-def _receipt_text(unsigned: m.Receipt) -> bytes:
+def _receipt_text(unsigned: m.KeyReceipt) -> bytes:
     return _joined(_VERSION, b"receipt", encode_body(unsigned))

@@ -59,7 +59,7 @@ class Wallet:
     @property
     def name(self) -> str:
         """The name in the receipt; "": there is none."""
-        return decode_body(self.receipt, m.Receipt).name if self.receipt else ""
+        return decode_body(self.receipt, m.KeyReceipt).name if self.receipt else ""
 
     @cached_property
     def _admitted(self) -> m.Admitted | None:
@@ -71,8 +71,8 @@ class Wallet:
             return found if mine else None
         return None
 
-    def _own(self, admitted: m.Admitted) -> m.Receipt:
-        receipt: m.Receipt = decode_body(admitted.receipt, m.Receipt)
+    def _own(self, admitted: m.Admitted) -> m.KeyReceipt:
+        receipt: m.KeyReceipt = decode_body(admitted.receipt, m.KeyReceipt)
         if receipt.key != self.key.public:
             raise ProtocolError("is a receipt for another key", who="the master", got=receipt.key.hex())
         return receipt

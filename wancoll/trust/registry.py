@@ -102,9 +102,15 @@ class Registry:
 
     def __init__(self, rows: dict[str, dict[str, str]], masters: Collection[str] = ()) -> None:
         self.masters, self.changed = masters, Changed()
-        self.grants = {id: _read(f"token {id}", row, Grant) for id, row in rows.get("token", {}).items()}
-        self.holders = {name: _read(f"name {name}", row, Holder) for name, row in rows.get("name", {}).items()}
-        self.revoked = {key: _read(f"key {key}", row, Revoked) for key, row in rows.get("key", {}).items()}
+        self.grants: dict[str, Grant] = {
+            id: _read(f"token {id}", row, Grant) for id, row in rows.get("token", {}).items()
+        }
+        self.holders: dict[str, Holder] = {
+            name: _read(f"name {name}", row, Holder) for name, row in rows.get("name", {}).items()
+        }
+        self.revoked: dict[str, Revoked] = {
+            key: _read(f"key {key}", row, Revoked) for key, row in rows.get("key", {}).items()
+        }
 
     def copy(self) -> Registry:
         """The same, of which what changes is not noted here."""
@@ -258,13 +264,19 @@ class Registry:
         """The key of *name* is void, and the name is free.
 
         Raises:
-            ConfigError: nobody has that name.
+            ConfigError: nobody has that name, or too many keys are void.
         """
-        held = self.holders.pop(name, None)
+        held = self.holders.get(name)
         if held is None:
             raise ConfigError(
                 "is no daemon that was admitted here", who=name, hint="`wancoll status` shows the names of daemons"
             )
+        if len(self.revoked) >= MOST_NAMES:
+            raise ConfigError(
+                "there are too many keys that are void", who=name, expected=f"at most {MOST_NAMES}", got="one more",
+                hint="`wancoll key rotate --now --yes` makes all keys void, and forgets them",
+            )  # fmt: skip
+        del self.holders[name]
         self.revoked[held.key] = Revoked(name)
         self.changed.note("key", held.key, self.revoked[held.key])  # written first: a crash between frees no name alone
         self.changed.note("name", name, None)

@@ -28,12 +28,12 @@ class Signed(Message, frozen=True):
     key: PublicKey
     signature: Signature
     body: Annotated[bytes, Meta(max_length=65536)]  # the message that it would have begun with in clear, in msgpack
-    receipt: Annotated[bytes, Meta(max_length=RECEIPT_BYTES)] = b""  # a Receipt in msgpack; b"": it has none
+    receipt: Annotated[bytes, Meta(max_length=RECEIPT_BYTES)] = b""  # a KeyReceipt in msgpack; b"": it has none
     name: Annotated[str, Meta(max_length=128)] = ""  # that a newcomer wants to be admitted by
     token: Annotated[str, Meta(max_length=256)] = ""  # "id.secret", to be admitted with
 
 
-class Receipt(Message, frozen=True):
+class KeyReceipt(Message, frozen=True):
     """A master's word that it has admitted the owner of *key*, by the fields of an Identity."""
 
     name: Name
