@@ -35,7 +35,7 @@ def join_text(text: str) -> str:
         return text
     path = text[1:]
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
+        with open(path, encoding="utf-8", errors="replace", opener=_without_waiting) as file:
             if open_to_others(about := os.fstat(file.fileno()), reads=True):
                 raise ConfigError(
                     "is a token that others may read or replace", who=f"--join {text}", got=standing(about),
@@ -48,6 +48,11 @@ def join_text(text: str) -> str:
             "cannot be read", who=f"--join {text}", expected="a file with a token", got=bad.strerror or str(bad),
             hint="write there what `wancoll master` or `wancoll token create` printed, mode 0600",
         ) from bad  # fmt: skip
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Open without waiting for whoever a pipe may be of."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _seconds(expected: str, fits: Callable[[float], bool]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import re
@@ -18,30 +19,34 @@ import trio
 
 import wancoll
 from tests.cli.test_cli import WANCOLL, end, said, started
-from tests.client.tools import until
 from tests.owned import as_if_owned
 from wancoll.cli import asking
 from wancoll.cli.asking import Asking
 from wancoll.cli.changing.evict import evict
 from wancoll.cli.changing.token import create
 from wancoll.cli.looking.status import find
-from wancoll.cli.running.master import _makes_authority as makes_authority
+from wancoll.cli.running.master import _is_secure as is_secure
 from wancoll.cli.running.peer import _listen as listen_of
 from wancoll.errors import ConfigError, MasterUnreachable
 from wancoll.limits import DEFAULT
 from wancoll.native.engine import Engine
 from wancoll.net.dial import DialFailed
 from wancoll.net.listen import is_loopback_host
+from wancoll.net.proof import make_receipt
+from wancoll.net.wallet import Wallet
+from wancoll.options import join_text
 from wancoll.peer.config import PeerConfig
 from wancoll.peer.links.hub import LinkHub
 from wancoll.peer.links.probes import burst, probe, round_trip
-from wancoll.trust.papers import Papers, unverified
+from wancoll.trust.folder import own_folder
+from wancoll.trust.identity import Identity
+from wancoll.trust.keys import Key
+from wancoll.trust.token import parse
 from wancoll.wire import messages as m
 from wancoll.wire.framing import encode
 from wancoll_master.config import MasterConfig
 
 TOKEN = f"WC2{'0' * 64}::abab.{'s' * 43}@h:9"
-OWN = {"ca": "a", "cert": "b", "key": "c"}
 
 
 @pytest.mark.parametrize(
@@ -72,24 +77,15 @@ def test_a_name_is_this_machine_only_if_all_its_addresses_are(monkeypatch: pytes
         ("0.0.0.0", {}, True),
         ("192.0.2.1", {}, True),
         ("192.0.2.1", {"insecure": True}, False),
-        ("192.0.2.1", OWN, False),
     ],
 )
-def test_a_master_beyond_loopback_makes_an_authority(host: str, options: dict[str, Any], makes: bool) -> None:
-    assert makes_authority(MasterConfig(**options), host) == makes
+def test_a_master_beyond_loopback_speaks_tls(host: str, options: dict[str, Any], makes: bool) -> None:
+    assert is_secure(MasterConfig(**options), host) == makes
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"secure": True, "insecure": True}, "--secure and --insecure exclude each other"),
-        ({"secure": True, "key": "c"}, "--secure and --ca, --cert and --key exclude each other"),
-        ({"insecure": True, "ca": "a"}, "--insecure and --ca, --cert and --key exclude each other"),
-    ],
-)
-def test_what_a_master_cannot_be_at_once(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        makes_authority(MasterConfig(**options), "127.0.0.1")
+def test_what_a_master_cannot_be_at_once() -> None:
+    with pytest.raises(ConfigError, match="--secure and --insecure exclude each other"):
+        is_secure(MasterConfig(secure=True, insecure=True), "127.0.0.1")
 
 
 @pytest.mark.parametrize(
@@ -105,7 +101,6 @@ def test_what_a_master_cannot_be_at_once(options: dict[str, Any], words: str) ->
         ("192.0.2.1:7400", {"insecure": True}, "*:0"),
         ("192.0.2.1:7400", {"join": TOKEN}, "*:0"),
         ("127.0.0.1:7400", {"join": TOKEN}, "*:0"),
-        ("192.0.2.1:7400", OWN, "*:0"),
         ("192.0.2.1:7400", {"join": TOKEN, "listen": "*:9"}, "*:9"),
     ],
 )
@@ -129,13 +124,16 @@ def test_a_daemon_in_clear_stays_on_its_machine(master: str, options: dict[str, 
     with pytest.raises(ConfigError) as refused:
         listen_of(PeerConfig(**options), master)
     text = str(refused.value)
-    for words in (who, "--join TOKEN (or WANCOLL_JOIN", "`wancoll token create`", "--insecure (or WANCOLL_INSECURE"):
+    for words in (
+        who,
+        "--join @FILE with the token that the master printed (or WANCOLL_JOIN",
+        "`wancoll token create`",
+        "--insecure (or WANCOLL_INSECURE",
+    ):
         assert words in text
 
 
-@pytest.mark.parametrize(
-    ("options", "near_only"), [({}, True), ({"insecure": True}, False), ({"join": TOKEN}, False), (OWN, False)]
-)
+@pytest.mark.parametrize(("options", "near_only"), [({}, True), ({"insecure": True}, False), ({"join": TOKEN}, False)])
 async def test_which_daemons_dial_lanes_beyond_their_machine(
     options: dict[str, Any], *, near_only: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,12 +151,12 @@ async def test_which_daemons_dial_lanes_beyond_their_machine(
         with Engine() as engine:
             connector = LinkHub(engine, config, "d1", nursery).connector
             for fail in (
-                connector.open(far, 30.0), connector.dial(far, "d2", 30.0), round_trip(connector, ask, 30.0),
+                connector.open(far, 30.0), connector.dial(far, b"", 30.0), round_trip(connector, ask, 30.0),
                 burst(connector, ask, 30.0),
             ):  # fmt: skip
                 with pytest.raises(DialFailed, match="is beyond this machine" if near_only else "nothing goes there"):
                     await fail
-            failed = await probe(connector, far, "d2", DEFAULT)
+            failed = await probe(connector, far, "d2", b"", DEFAULT)
             assert "is beyond this machine" in str(failed) or not near_only
     assert set(dialled) == (set() if near_only else {"192.0.2.1"})
 
@@ -201,44 +199,49 @@ def test_a_command_in_clear_does_not_leave_its_machine_for_the_word_of_a_standby
     assert len(dialled) == 3, "find() asks twice"
 
 
-def test_a_leader_is_asked_with_the_certificates_that_its_standby_was_asked_with(
+def test_a_leader_is_asked_with_the_key_that_its_standby_was_asked_with(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """They have one authority; in clear it would not answer, and others would read it."""
-    state = tmp_path / "wancoll/master-7400"
+    """They have one key; in clear it would not answer, and others would read it."""
+    state, admin, master = tmp_path / "wancoll/master-7400", Key.new(), Key.new()
     state.mkdir(parents=True)
-    for name in ("admin.pem", "authority.pem"):
-        (state / name).touch()
+    (state / "admin.key").write_bytes(admin.pem)
+    (state / "admin.key").chmod(0o600)
+    (state / "master.pub").write_text(master.public.hex())
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    papers = Asking(timeout=1.0).papers("127.0.0.1:7400")
-    assert papers is not None
-    assert Asking().papers("192.0.2.1:7400", named_by="127.0.0.1:7400") == papers
-    assert Asking().papers("192.0.2.1:7400", named_by="192.0.2.2:7401") is None, "that went beyond already"
+    proof = Asking(timeout=1.0).proof("127.0.0.1:7400")
+    assert proof is not None
+    assert (proof.key.public, proof.acceptors) == (admin.public, (master.public,))
+    named = Asking().proof("192.0.2.1:7400", named_by="127.0.0.1:7400")
+    assert named is not None
+    assert (named.key.public, named.acceptors) == (admin.public, (master.public,))
+    assert Asking().proof("192.0.2.1:7400", named_by="192.0.2.2:7401") is None, "that went beyond already"
 
 
-SAID = {"master": "m:1,m:2", "papers": {"authorities": "/a", "certificate": "", "key": "/k", "by_host": False}}
+SAID = {"master": "m:1,m:2", "state": "/nowhere"}
 
 
 @pytest.mark.parametrize(
     ("master", "given", "asked"),
     [
         ("", {}, "m:1,m:2"), ("h", {}, "h:7400"), ("", {"join": TOKEN}, "h:9"), ("h:1", {"join": TOKEN}, "h:1"),
-        ("", {"state": "s"}, "127.0.0.1:7400"), ("", OWN, "127.0.0.1:7400"),
+        ("", {"state": "s"}, "127.0.0.1:7400"),
     ],
 )  # fmt: skip
 def test_what_is_given_counts_before_this_machines_daemon(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, master: str, given: dict[str, str], asked: str
 ) -> None:
-    certificate = tmp_path / "certificate.pem"
-    certificate.touch()
-    papers = {**SAID["papers"], "certificate": str(certificate)}  # type: ignore[dict-item]
-    monkeypatch.setattr(asking, "ask", lambda *_, **__: m.LocalStatus(json.dumps({**SAID, "papers": papers})))
+    own, signs = Wallet(str(tmp_path), None), Key.new()
+    receipt = make_receipt([signs], Identity("d", "peer", (), "k3v9", own.key.public))
+    own.keep(m.Admitted(receipt, [signs.public]))
+    monkeypatch.setattr(asking, "ask", lambda *_, **__: m.LocalStatus(json.dumps({**SAID, "state": str(tmp_path)})))
     masters, who = Asking(**given).found(master)
     assert ",".join(masters) == asked
-    assert who.own == (None if master or given else Papers(**papers))
+    assert who.own == ("" if master or given else str(tmp_path))
     if not master and not given:
-        assert who.papers("192.0.2.1:1") == who.own
-        assert who.papers("192.0.2.2:1", named_by="192.0.2.1:1") == who.own, "a standby's leader has its authority"
+        for proof in (who.proof("192.0.2.1:1"), who.proof("192.0.2.2:1", named_by="192.0.2.1:1")):
+            assert proof is not None
+            assert (proof.key.public, proof.receipt) == (own.key.public, receipt)
 
 
 def test_without_options_and_a_daemon_that_can_be_asked_the_error_says_what_was_tried(
@@ -249,10 +252,10 @@ def test_without_options_and_a_daemon_that_can_be_asked_the_error_says_what_was_
 
     monkeypatch.setenv("WANCOLL_SOCKET", "/s")
     older = json.dumps({"master": "m:1"})
-    for answer, words in ((nobody, "/s: nobody listens"), (lambda *_, **__: m.LocalStatus(older), "/s: .papers.")):
+    for answer, words in ((nobody, "/s: nobody listens"), (lambda *_, **__: m.LocalStatus(older), "/s: .state.")):
         monkeypatch.setattr(asking, "ask", answer)
         masters, who = Asking().found("")
-        assert (masters, who.own) == (["127.0.0.1:7400"], None)
+        assert (masters, who.own) == (["127.0.0.1:7400"], "")
         assert re.search(words, who.way)
     monkeypatch.setattr(asking, "ask", lambda *_, **__: m.LocalStatus(json.dumps(SAID)))
     with pytest.raises(MasterUnreachable, match="m:1,m:2, named by the daemon at /s: cannot be asked as the daemon"):
@@ -260,9 +263,8 @@ def test_without_options_and_a_daemon_that_can_be_asked_the_error_says_what_was_
 
 
 def test_a_daemon_is_not_sealed_and_in_clear_at_once() -> None:
-    for given in ({"join": TOKEN}, OWN):
-        with pytest.raises(ConfigError, match="--insecure excludes --join and certificates"):
-            listen_of(PeerConfig(insecure=True, **given), "127.0.0.1:7400")
+    with pytest.raises(ConfigError, match="--insecure excludes --join"):
+        listen_of(PeerConfig(insecure=True, join=TOKEN), "127.0.0.1:7400")
 
 
 @pytest.mark.parametrize(
@@ -315,7 +317,7 @@ def test_a_master_beyond_loopback_lets_in_who_has_its_token_and_nobody_else(tmp_
         with started(*peer, "--master", here, env=env) as daemon:  # in clear
             assert said(daemon).startswith("wancoll peer started ")
             assert heard(daemon, "this master speaks TLS only; give --join or WANCOLL_JOIN a token")
-        assert heard(master, "it does not speak TLS: either it was started without certificates")
+        assert heard(master, "it does not speak TLS: either it was started in clear")
 
 
 @pytest.mark.check
@@ -327,7 +329,7 @@ def test_a_master_in_clear_and_a_daemon_with_a_token_both_say_so(tmp_path: Path)
         peer = [*WANCOLL, "peer", "--socket", str(tmp_path / "s"), "--master", f"127.0.0.1:{ready[1]}"]
         with started(*peer, "--join", TOKEN, env=env) as daemon:
             assert said(daemon).startswith("wancoll peer started ")
-            assert heard(daemon, "it does not speak TLS: either it was started without certificates")
+            assert heard(daemon, "it does not speak TLS: either it was started in clear")
         assert heard(master, "speaks TLS, and this master does not; start the master with --secure")
 
 
@@ -360,9 +362,7 @@ def test_a_private_master_beyond_loopback_gives_a_token_that_its_environment_alo
 
 
 @pytest.mark.check
-def test_a_private_master_left_to_itself_renews_its_certificate_and_leaves_nothing_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_private_master_left_to_itself_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from wancoll.client import private
 
     for name, value in {"TMPDIR": str(tmp_path), "WANCOLL_SECURE": "true", "WANCOLL_STATE": "/dev/null"}.items():
@@ -376,10 +376,7 @@ def test_a_private_master_left_to_itself_renews_its_certificate_and_leaves_nothi
         daemon = private.PrivateDaemon(f"127.0.0.1:{master.port}", token=master.token)
         try:
             wancoll.connect(socket=daemon.socket, start_world=1).close()  # the daemon has joined
-            before = shown_by(master.port)
             master.leave()
-            process.send_signal(signal.SIGHUP)  # makes it anew, as half of its life does
-            until(lambda: shown_by(master.port) != before, 20)
         finally:
             daemon.stop()
         assert process.wait(20) == 0
@@ -388,19 +385,7 @@ def test_a_private_master_left_to_itself_renews_its_certificate_and_leaves_nothi
     assert list(tmp_path.iterdir()) == []
 
 
-def shown_by(port: int) -> bytes | None:
-    """The certificate of whoever listens on this machine's *port*."""
-    with (
-        socket.create_connection(("127.0.0.1", port), 10) as raw,
-        unverified().wrap_socket(raw, server_hostname="master") as tls,
-    ):
-        return tls.getpeercert(binary_form=True)
-
-
 def test_a_folder_for_keys_that_others_may_write_to_is_refused(tmp_path: Path) -> None:
-    from wancoll.net.enroll import Wallet
-    from wancoll.trust.papers import own_folder
-    from wancoll.trust.token import parse
     from wancoll_master.gate import Gate
     from wancoll_master.store.journal import Journal
 
@@ -418,7 +403,7 @@ def test_a_folder_for_keys_that_others_may_write_to_is_refused(tmp_path: Path) -
         with pytest.raises(ConfigError, match="in which others may replace the keys"):  # of a daemon
             wallet.held("d").__enter__()
         with pytest.raises(ConfigError, match="in which others may replace the keys"):  # of a command
-            wallet.request()
+            assert wallet.key
     assert list(made.iterdir()) == []
 
 
@@ -426,8 +411,6 @@ def test_a_folder_for_keys_that_others_may_write_to_is_refused(tmp_path: Path) -
 def test_a_folder_for_keys_is_its_users_or_roots(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: int, good: bool
 ) -> None:
-    from wancoll.trust.papers import own_folder
-
     (made := tmp_path / "made").mkdir(mode=0o700)
     with monkeypatch.context() as patch:
         as_if_owned(patch, owner, user=7)
@@ -438,3 +421,33 @@ def test_a_folder_for_keys_is_its_users_or_roots(
             ConfigError, match=r"expected one of user 7 or root, that .*; got drwx------ of user 8; choose"
         ):
             own_folder(str(made))
+
+
+@pytest.mark.parametrize("given", [["--join", TOKEN], [f"--join={TOKEN}"]], ids=["apart", "together"])
+def test_a_token_that_was_an_argument_is_none_of_the_running_daemon(tmp_path: Path, given: list[str]) -> None:
+    peer = [*WANCOLL, "peer", "--socket", str(tmp_path / "s"), "--master", "127.0.0.1:1", "--name", "p", *given]
+    with started(*peer, env=environment(tmp_path)) as daemon:
+        assert said(daemon).startswith("wancoll peer started ")
+        place = Path(f"/proc/{daemon.pid}")
+        arguments = (place / "cmdline").read_bytes().split(b"\0")
+        assert not any(b"WC2" in one or one == b"--join" for one in arguments)
+        assert arguments[-3:-1] == [b"--name", b"p"]
+        assert f"WANCOLL_JOIN={TOKEN}".encode() in (place / "environ").read_bytes().split(b"\0")
+        assert end(daemon, signal.SIGTERM) == 0
+
+
+def test_a_token_comes_from_a_file_that_is_its_users_alone_or_from_standard_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "token"
+    file.write_text(f"{TOKEN}\n")
+    file.chmod(0o640)
+    with pytest.raises(ConfigError, match=r"--join @.*: is a token that others may read .*-rw-r-----"):
+        join_text(f"@{file}")
+    file.chmod(0o600)
+    assert join_text(f"@{file}") == TOKEN
+    with pytest.raises(ConfigError, match=r"--join @.*none: cannot be read; expected a file with a token"):
+        join_text(f"@{file}none")
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{TOKEN}\nmore\n"))
+    assert [join_text("-"), join_text("-")] == [TOKEN, TOKEN], "it is read once"
+    assert (join_text(TOKEN), join_text("")) == (TOKEN, "")

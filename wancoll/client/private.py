@@ -190,7 +190,7 @@ class PrivateDaemon(_Private):
 class PrivateMaster(_Private):
     """Starts `wancoll master` for one run: without a journal. It ends when its last daemon has been gone for a while.
 
-    So it outlives this process as long as others need it, and no longer: the folder of its authority is its own. The
+    So it outlives this process as long as others need it, and no longer: the folder of its key is its own. The
     system chooses its *port*. *token* is to join it with; "": none is needed, as on loopback. Raises what _Private
     does.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -38,6 +39,7 @@ def peer(
     """
     from wancoll.cli.running import logs, service
 
+    _hide_token(config.join)
     logs.configure(log_level, log_format)
     for each in config.advertise:
         split_address(each, what="--advertise", default_port=0)
@@ -62,6 +64,16 @@ def peer(
     asked: list[bool] = []
     service.run("peer", partial(_serve, config, asked), _describe, _waits)
     return EXIT_ASKED_TO_LEAVE if any(asked) else 0
+
+
+def _hide_token(join: str) -> None:
+    """Start this process again with the token in its environment, if it is an argument: others may read arguments."""
+    arguments = [one for one in sys.orig_argv if join not in (one, one.removeprefix("--join="))]
+    if join[:1] in ("", "@", "-") or len(arguments) == len(sys.orig_argv):
+        return
+    if "--join" in arguments:
+        arguments.remove("--join")
+    os.execve(sys.executable, arguments, {**os.environ, "WANCOLL_JOIN": join})
 
 
 async def _serve(config: PeerConfig, asked: list[bool], *, stop: trio.Event, task_status: trio.TaskStatus[Any]) -> None:
