@@ -62,8 +62,8 @@ def test_some_seconds(tmp_path: Path) -> None:
 
 @pytest.mark.check
 @pytest.mark.timeout(120)
-def test_a_few_seconds_with_certificates(tmp_path: Path) -> None:
-    """Daemons come back with their keys, the master with its authority, and lanes are sealed while they break."""
+def test_a_few_seconds_over_tls(tmp_path: Path) -> None:
+    """Daemons come back with their keys, the master with its own, and lanes are sealed while they break."""
     kinds = "--faults=kill,client_kill,join_storm,twin,flip,truncate,oneway,master_kill"
     options = ["--peers=3", "--seconds=8", "--quiet=1", "--interval=0.5:1", "--seed=3", "--master-every=0", kinds]
     done, report = chaos(tmp_path, "--secure", *options, timeout=110)

@@ -1,4 +1,4 @@
-"""Daemons with certificates: what they send each other goes over TLS, through a loss, and nobody else gets in."""
+"""Daemons with keys: what they send each other goes over TLS, through a loss, and nobody else gets in."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from wancoll.wire.framing import encode
 
 
 @pytest.mark.check
-def test_tensors_of_daemons_with_certificates_are_sealed_also_after_a_loss() -> None:
+def test_tensors_of_daemons_with_keys_are_sealed_also_after_a_loss() -> None:
     with Cluster(3, fork=True, secure=True, listen="127.0.0.{i}:0") as cluster:  # each has an address of its own
         comms = in_threads(lambda i: cluster.connect(i, group="g", start_world=3), 3, 30)
 

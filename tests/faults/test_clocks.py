@@ -1,4 +1,4 @@
-"""Clocks that differ: of a master, and of daemons that are ahead of it and behind it; joining, renewals, lanes.
+"""Clocks that differ: of a master, and of daemons that are ahead of it and behind it; joining, lanes, a new start.
 
 libfaketime shows each process a clock of its own, which the test moves; what measures durations is as it was. Its
 "fix" of waits with a timeout is off: by it threads of one interpreter waited for each other for seconds.
@@ -17,12 +17,10 @@ from tests.faults.support import wait_until
 from wancoll.chaos import Cluster, in_threads
 
 LIBRARY = next((path for at in ("lib*", "lib/*") for path in glob.glob(f"/usr/{at}/faketime/libfaketimeMT.so.1")), "")
-APART = 600  # seconds: what docs/security.md promises
-HOUR = 3600
+YEAR = 365 * 24 * 3600
 PATIENCE = 60.0  # seconds
-RENEWED, ENROLLED = "the certificate is renewed", "a certificate was got with the token"
 TAKEN_IN = "connected to the master"
-OFF = {0: 0, 1: APART, 2: -APART}  # of daemons, against the master's
+OFF = {0: 0, 1: YEAR, 2: -YEAR}  # of daemons, against the master's
 
 pytestmark = [
     pytest.mark.check,
@@ -64,34 +62,19 @@ def total(comms: list[wancoll.Communicator]) -> set[tuple[int, float]]:
     return set(in_threads(work, len(comms), 30))
 
 
-def test_clocks_ten_minutes_off(tmp_path: Path) -> None:
-    """Daemons that are twenty minutes apart get along, too: each certificate is the master's."""
+def test_clocks_that_are_a_year_off_change_nothing(tmp_path: Path) -> None:
+    """Keys have no dates: daemons join, make their lanes anew and come back, whatever their clocks say."""
     clocks = Clocks(tmp_path)
     env = {i: clocks.env(f"peer-{i}", off) for i, off in OFF.items()}
     with Cluster(len(OFF), secure=True, lanes=2, env=clocks.env("master", 0), peer_env=env) as cluster:
         comms = in_threads(lambda i: cluster.connect(i, group="g", start_world=len(OFF)), len(OFF), 30)
         assert total(comms) == {(3, 111.0)}
-        assert [cluster.logs(i).count(RENEWED) for i in OFF] == [0] * len(OFF)
-        clocks.go_on(16 * HOUR + APART + 60)  # two thirds of a day, by the clock that is behind, too
-        wait_until(lambda: all(cluster.logs(i).count(RENEWED) for i in OFF), PATIENCE, "renewed certificates")
-        clocks.go_on(9 * HOUR)  # the first ones have ended, by each clock
+        clocks.go_on(2 * YEAR)
         for i, j in ((0, 1), (0, 2), (1, 2)):
             cluster.cut(i, j)
             cluster.heal(i, j)
         assert total(comms) == {(3, 111.0)}
-        cluster.restart_peer(2)  # comes by its certificate
+        cluster.restart_peer(2)
         wait_until(lambda: cluster.logs(2).count(TAKEN_IN) == 2, PATIENCE, "the daemon that started again")
-        assert [cluster.logs(i).count(ENROLLED) for i in OFF] == [1] * len(OFF)
-
-
-@pytest.mark.parametrize(("off", "says"), [(-1200, "its certificate is not valid yet"), (25 * HOUR, "has expired")])
-def test_beyond_that_both_ends_say_to_look_at_the_clocks(tmp_path: Path, off: int, says: str) -> None:
-    clocks = Clocks(tmp_path)
-    with Cluster(0, secure=True, env=clocks.env("master", 0)) as cluster:
-        late = cluster.add_peer(env=clocks.env("late", off))
-        for logs in (lambda: cluster.logs(late), cluster.master_logs):
-            wait_until(lambda logs=logs: "look at the clocks of both machines" in logs(), PATIENCE, "a line that tells")
-        assert says in cluster.logs(late)
-        ahead = cluster.add_peer(f"--join={cluster.token(seconds=APART / 2)}", env=clocks.env("ahead", APART))
-        wait_until(lambda: TAKEN_IN in cluster.logs(ahead), PATIENCE, "whose token is good by the master's clock")
-        assert TAKEN_IN not in cluster.logs(late)
+        late = cluster.add_peer(f"--join={cluster.token(seconds=YEAR)}", env=clocks.env("late", -YEAR))
+        wait_until(lambda: TAKEN_IN in cluster.logs(late), PATIENCE, "whose token is good by the master's clock")

@@ -1,14 +1,14 @@
-"""The authority is replaced while operations run: nothing is lost by it, also where the master dies on the way.
+"""The master's key is replaced, and daemons' keys are revoked, while operations run: nothing is lost by it.
 
-The phases by themselves, and each refusal's words: tests/master/test_rotation.py.
+Each refusal's words, and a crash at each write: tests/master/test_rotation.py.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,49 +16,40 @@ import numpy as np
 import pytest
 
 from tests.faults.support import wait_until
-from tests.later import at_night
 from wancoll.chaos import Cluster, Etcd, in_threads
 from wancoll.limits import PROTOCOL_VERSION
 from wancoll.local import split_address
 from wancoll.net.ask import ask
-from wancoll.trust.authority import issuer_of, times
-from wancoll.trust.papers import Papers, fingerprints
 from wancoll.wire import messages as m
+from wancoll.wire.framing import decode_body
 
 pytestmark = pytest.mark.check
 
-LIFETIME = 5.0  # seconds, of a certificate, and of a phase
 MEMBERS = 3
 PATIENCE = 60.0  # seconds
 
 
-@contextmanager
-def cluster_of(peers: int, **options: Any) -> Iterator[Cluster]:
-    more = options | {"master_args": [f"--certificate-lifetime={LIFETIME}"], "peer_args": ["--master-grace=30"]}
-    with Cluster(peers, fork=True, secure=True, listen="127.0.0.{i}:0", **more) as cluster:
-        yield cluster
+def cluster_of(peers: int, **options: Any) -> Cluster:
+    return Cluster(peers, fork=True, secure=True, listen="127.0.0.{i}:0", peer_args=["--master-grace=30"], **options)
 
 
-def asked(cluster: Cluster, question: m.AskRotation | m.Rotate | m.ListTokens) -> Any:
-    where, papers = split_address(cluster.master_option), cluster.papers
-    return ask(where, question, m.FromMaster, timeout=10, who="the master", papers=papers)
+def asked(cluster: Cluster, question: Any, k: int = 0) -> Any:
+    where = split_address(cluster.master_option.split(",")[k])
+    return ask(where, question, m.FromMaster, timeout=10, who="the master", proof=cluster.proof(k))
 
 
-def phase(cluster: Cluster) -> str:
-    """ "": no master is there."""
-    try:
-        answer = asked(cluster, m.AskRotation(PROTOCOL_VERSION))
-    except OSError:
-        return ""
-    return answer.phase if isinstance(answer, m.RotationIs) else ""
+def keys_of(cluster: Cluster, k: int = 0) -> list[bytes]:
+    """Those that master *k* shows; []: it is not there, or does not lead."""
+    with contextlib.suppress(OSError, ValueError):
+        answer = asked(cluster, m.AskKeys(PROTOCOL_VERSION), k)
+        return list(answer.keys) if isinstance(answer, m.KeysAre) else []
+    return []
 
 
-def state(cluster: Cluster, i: int, file: str) -> bytes:
-    return Path(os.path.dirname(cluster.socket(i)), f"state-{i}", file).read_bytes()
-
-
-def believed(cluster: Cluster, i: int) -> list[str]:
-    return fingerprints(state(cluster, i, "authority.pem"))
+def told(cluster: Cluster, i: int) -> list[bytes]:
+    """The master's keys that daemon *i* was told."""
+    path = Path(os.path.dirname(cluster.socket(i)), f"state-{i}", "admitted")
+    return list(decode_body(path.read_bytes(), m.Admitted).keys)
 
 
 def work(comms: list[Any], goes_on: Callable[[], bool]) -> set[tuple[int, int, int, float]]:
@@ -80,134 +71,100 @@ def work(comms: list[Any], goes_on: Callable[[], bool]) -> set[tuple[int, int, i
     return set().union(*in_threads(member, len(comms), PATIENCE + 30))
 
 
-def test_operations_run_while_the_authority_is_replaced() -> None:
-    """Peers 3 and 4 are away when it begins: one comes back by its token, the other one is told what to do."""
+def test_operations_run_while_the_masters_key_is_replaced() -> None:
+    """Peers 3 and 4 are away when it begins: one is back before it is finished, the other one needs a token."""
     with cluster_of(MEMBERS + 2) as cluster:
         comms = in_threads(lambda i: cluster.connect(i, group="g", start_world=MEMBERS), MEMBERS, 30)
-        [old] = believed(cluster, 0)
+        [old] = told(cluster, 0)
         for i in (MEMBERS, MEMBERS + 1):
             cluster.kill(i)
-        told = asked(cluster, m.Rotate(PROTOCOL_VERSION, LIFETIME, False))
-        assert told.phase == "spreading", told.refused
-        new = told.authorities[1].sha256
-        seen, back = [told.phase], False
-
-        def goes_on() -> bool:
-            nonlocal back
-            found = phase(cluster)
-            if found != seen[-1]:
-                seen.append(found)
-            if found == "retiring" and not back:
-                cluster.restart_peer(MEMBERS)
-                back = True
-            return found != "steady" or any(believed(cluster, i) != [new] for i in range(MEMBERS))
-
-        wait_until(lambda: believed(cluster, 0) == [old, new], PATIENCE, "daemons are told at once")
-        [(epoch, *outcome)] = work(comms, goes_on)
-        assert outcome == [MEMBERS, 1, sum(10.0**i for i in range(MEMBERS))]
-        assert (seen, cluster.status().groups[0].epoch) == (["spreading", "retiring", "steady"], epoch)
-        assert back
-        wait_until(lambda: believed(cluster, MEMBERS) == [new], PATIENCE, "who came back is told, too")
-        for i in range(MEMBERS + 1):
-            assert issuer_of(state(cluster, i, "certificate.pem"), state(cluster, i, "authority.pem")) == 0
-            assert cluster.running(i)
+        new = asked(cluster, m.RotateKey(PROTOCOL_VERSION)).keys[1]
+        everybody = lambda keys, count: lambda: any(told(cluster, i) != keys for i in range(count))  # noqa: E731
+        [(epoch, *outcome)] = work(comms, everybody([old, new], MEMBERS))
+        assert outcome == [MEMBERS, 1, 111.0]
+        cluster.restart_peer(MEMBERS)
+        wait_until(lambda: told(cluster, MEMBERS) == [old, new], PATIENCE, "the daemon that is back is told, too")
+        assert asked(cluster, m.RotateKey(PROTOCOL_VERSION, finish=True)).keys == [new]
+        assert work(comms, everybody([new], MEMBERS + 1)) == {(epoch, MEMBERS, 1, 111.0)}
         cluster.cut(0, 1)
         cluster.heal(0, 1)
-        for _ in range(3):  # over lanes by new certificates
+        for _ in range(3):  # over new lanes, by new receipts
             assert {(one[1], one[3]) for one in work(comms, lambda: False)} == {(MEMBERS, 111.0)}
         cluster.restart_peer(MEMBERS + 1)
-        known = f"expected an authority with SHA-256 {old}"
-        wait_until(lambda: known in cluster.logs(MEMBERS + 1), PATIENCE, "it says what is wrong")
-        assert "make a new token (`wancoll token create`)" in cluster.logs(MEMBERS + 1)
+        wait_until(lambda: f"and not {old.hex()}" in cluster.logs(MEMBERS + 1), PATIENCE, "it says what is wrong")
         assert cluster.running(MEMBERS + 1)  # somebody else may play the master
         assert all(one.replaced for one in asked(cluster, m.ListTokens(PROTOCOL_VERSION)).tokens)
         late = cluster.add_peer(f"--join={cluster.token()}")
         wait_until(lambda: cluster.name(late) in cluster.status().daemons, PATIENCE, "a new token is good")
-        assert "renews its certificate too often" not in cluster.master_logs(1000)
 
 
-BEFORE, AFTER = "before_rotation", "after_rotation"
-
-
-@pytest.mark.parametrize("points", [(BEFORE, AFTER), *at_night(((AFTER, BEFORE),))])
-def test_a_master_that_is_killed_at_each_change_of_phase_goes_on_with_it(points: tuple[str, str]) -> None:
+@pytest.mark.parametrize(("point", "count"), [("before_rotation", 1), ("after_rotation", 2)])
+def test_a_master_that_is_killed_in_a_rotation_has_begun_it_or_not(point: str, count: int) -> None:
     with cluster_of(2) as cluster:
         comms = in_threads(lambda i: cluster.connect(i, group="g", start_world=2), 2, 30)
-        told = asked(cluster, m.Rotate(PROTOCOL_VERSION, LIFETIME, False))
-        new = told.authorities[1].sha256
-        for expected, point in zip(("retiring", "steady"), points, strict=True):
-            cluster.master_failpoint(point, "kill")
-            outcomes = work(comms, cluster.master_running)
-            assert {one[1:] for one in outcomes} == {(2, 1, 11.0)}
-            assert not cluster.master_running()
-            cluster.start_master()
-            if point == "after_rotation":  # what it had kept counts
-                assert phase(cluster) == expected
-            outcomes = work(comms, lambda expected=expected: phase(cluster) != expected)  # type: ignore[misc]
-            assert {one[1:] for one in outcomes} == {(2, 1, 11.0)}
-        wait_until(
-            lambda: [believed(cluster, i) for i in range(2)] == [[new]] * 2, PATIENCE, "the old one is forgotten"
-        )
-        assert {one[1:] for one in work(comms, lambda: False)} == {(2, 1, 11.0)}
-
-
-def test_a_daemon_whose_certificate_ended_in_a_rotation_while_the_master_was_away_comes_back() -> None:
-    """It has its key, a token of before and what it was told; the old authority is gone when it finds a master."""
-    with cluster_of(1) as cluster:
-        new = asked(cluster, m.Rotate(PROTOCOL_VERSION, LIFETIME, False)).authorities[1].sha256
-        wait_until(lambda: believed(cluster, 0)[0] == new, PATIENCE, "the new one signs, and the daemon is told")
-        cluster.kill_master()
-        cluster.pause(0)  # longer than the phase goes on for those who come back
+        [old] = told(cluster, 0)
+        cluster.master_failpoint(point, "kill")
+        with pytest.raises(OSError, match=r".+"):
+            asked(cluster, m.RotateKey(PROTOCOL_VERSION))
+        assert {one[1:] for one in work(comms, cluster.master_running)} == {(2, 1, 11.0)}
         cluster.start_master()
-        wait_until(lambda: phase(cluster) == "steady", PATIENCE, "the old one is dropped")
-        ended = times(state(cluster, 0, "certificate.pem"))[1]
-        wait_until(lambda: time.time() > ended, PATIENCE, "its certificate ends")
-        assert cluster.name(0) not in cluster.status().daemons
-        cluster.resume(0)
-        wait_until(lambda: cluster.name(0) in cluster.status().daemons, PATIENCE, "it is let in")
-        assert believed(cluster, 0) == [new]
-        assert "a certificate was got with the token" in cluster.logs(0)
+        assert {one[1:] for one in work(comms, lambda: len(cluster.status().daemons) < 2)} == {(2, 1, 11.0)}
+        found = keys_of(cluster)
+        assert (found[0], len(found)) == (old, count)
+        wait_until(lambda: [told(cluster, i) for i in range(2)] == [found] * 2, PATIENCE, "daemons are told")
 
 
-def test_a_leader_that_is_killed_before_etcd_has_the_next_phase_leaves_it_to_the_other_one(etcd: Etcd) -> None:
+def test_masters_of_one_etcd_rotate_as_one(etcd: Etcd) -> None:
     with cluster_of(2, masters=2, etcd=etcd.url) as cluster:
         comms = in_threads(lambda i: cluster.connect(i, group="g", start_world=2), 2, 30)
         first = cluster.leader
-        told = phase_at(cluster, first, m.Rotate(PROTOCOL_VERSION, LIFETIME, False))
-        new = told.authorities[1].sha256
-        cluster.master_failpoint("after_rotation", "kill", first)
-        assert {one[1:] for one in work(comms, lambda: cluster.master_running(first))} == {(2, 1, 11.0)}
-        assert not cluster.master_running(first)
-        seen = [told.phase]
-
-        def goes_on() -> bool:
-            with suppress(OSError):  # its files may be others in between
-                found = phase_at(cluster, 1 - first, m.AskRotation(PROTOCOL_VERSION))
-                if isinstance(found, m.RotationIs) and found.phase != seen[-1]:
-                    seen.append(found.phase)
-            return seen[-1] != "steady"
-
-        assert {one[1:] for one in work(comms, goes_on)} == {(2, 1, 11.0)}
-        assert seen == ["spreading", "retiring", "steady"]
-        wait_until(
-            lambda: [believed(cluster, i) for i in range(2)] == [[new]] * 2, PATIENCE, "the old one is forgotten"
-        )
-
-
-def phase_at(cluster: Cluster, k: int, question: m.AskRotation | m.Rotate) -> Any:
-    folder = Path(cluster._authority(k))
-    papers = Papers(str(folder / "authority.pem"), str(folder / "admin.pem"))
-    where = split_address(cluster.master_option.split(",")[k])
-    return ask(where, question, m.FromMaster, timeout=10, who="the master", papers=papers)
+        new = asked(cluster, m.RotateKey(PROTOCOL_VERSION), first).keys[1]
+        wait_until(lambda: all(told(cluster, i)[-1] == new for i in range(2)), PATIENCE, "daemons are told")
+        cluster.kill_master(first)
+        assert {one[1:] for one in work(comms, lambda: len(keys_of(cluster, 1 - first)) < 2)} == {(2, 1, 11.0)}
+        assert asked(cluster, m.RotateKey(PROTOCOL_VERSION, finish=True), 1 - first).keys == [new]
+        assert {one[1:] for one in work(comms, lambda: told(cluster, 0) != [new])} == {(2, 1, 11.0)}
 
 
 def test_at_once_all_are_sent_away_and_told_what_to_do() -> None:
     with cluster_of(2) as cluster:
-        told = asked(cluster, m.Rotate(PROTOCOL_VERSION, 0.0, True))
-        assert told.phase == "steady"
+        answer = asked(cluster, m.RotateKey(PROTOCOL_VERSION, now=True))
+        assert len(answer.keys) == 1
         for i in range(2):
             assert cluster.wait(i) == 2
-            assert "certificate of an authority that was replaced" in cluster.logs(i)
+            assert "is not known any more" in cluster.logs(i)
             assert "start it with a new token: --join" in cluster.logs(i)
-        new = cluster.add_peer(f"--join={told.made}")
+        new = cluster.add_peer(f"--join={answer.made}")
         wait_until(lambda: cluster.status().daemons == [cluster.name(new)], PATIENCE, "it joins with the new token")
+
+
+def test_a_daemon_whose_key_is_revoked_is_out_at_once_and_comes_back_with_no_receipt() -> None:
+    with cluster_of(MEMBERS) as cluster:
+        comms = in_threads(lambda i: cluster.connect(i, group="g", start_world=MEMBERS, min_world=1), MEMBERS, 30)
+        work(comms, lambda: False)
+        began = time.monotonic()
+        asked(cluster, m.RevokeKey(PROTOCOL_VERSION, cluster.name(2)))
+        outcome = {one[1:] for one in work(comms[:2], lambda: False)}
+        assert (outcome <= {(2, 1, 11.0), (2, 2, 11.0)}, time.monotonic() - began < 1) == (True, True)
+        assert cluster.wait(2) == 2
+        assert "has a key that an operator has revoked" in cluster.logs(2)
+        cluster.restart_peer(2)  # with its key, its receipt and its token, which is good for others
+        assert cluster.wait(2) == 2
+        assert cluster.name(2) not in cluster.status().daemons
+        assert {one[1:] for one in work(comms[:2], lambda: False)} == {(2, 1, 11.0)}
+
+
+def test_a_running_group_survives_a_master_that_lost_its_journal_and_kept_its_key() -> None:
+    """Its daemons have receipts: nobody needs a token, and the tokens of before are good for nobody new."""
+    with cluster_of(MEMBERS) as cluster:
+        comms = in_threads(lambda i: cluster.connect(i, group="g", start_world=MEMBERS), MEMBERS, 30)
+        [(epoch, *_)] = work(comms, lambda: False)
+        cluster.kill_master()
+        cluster.start_master(lose_journal=True)
+        assert work(comms, lambda: len(cluster.status().daemons) < MEMBERS) == {(epoch, MEMBERS, 1, 111.0)}
+        assert cluster.master_logs(1000).count("known by its receipt alone") == MEMBERS
+        cluster.restart_peer(0)
+        late = cluster.add_peer()  # with the token of before
+        assert cluster.wait(late) == 2
+        assert "is not known, or its secret is wrong" in cluster.logs(late)
+        wait_until(lambda: cluster.name(0) in cluster.status().daemons, PATIENCE, "a known one starts again")

@@ -1,4 +1,4 @@
-"""Two masters on etcd over TLS: the leader is killed, and the standby goes on with the same authority and tokens."""
+"""Two masters on etcd over TLS: the leader is killed, and the standby goes on with the same key and tokens."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ PATIENCE = 60.0
 pytestmark = pytest.mark.check
 
 
-def test_a_standby_goes_on_with_the_same_authority(etcd: Etcd) -> None:
-    more = {"master_args": ["--rejoin-grace=4", "--certificate-lifetime=12"], "peer_args": ["--master-grace=20"]}
+def test_a_standby_goes_on_with_the_same_key(etcd: Etcd) -> None:
+    more = {"master_args": ["--rejoin-grace=4"], "peer_args": ["--master-grace=20"]}
     with Cluster(PEERS, fork=True, masters=2, etcd=etcd.url, secure=True, **more) as cluster:
         revoked = cluster.token()
         doomed = cluster.add_peer(f"--join={revoked}")
@@ -33,7 +33,6 @@ def test_a_standby_goes_on_with_the_same_authority(etcd: Etcd) -> None:
         wait_until(lambda: len(cluster.status().daemons) == PEERS, PATIENCE, "all daemons are at the leader")
         late = cluster.add_peer(f"--join={token}")  # of the master that is dead
         wait_until(lambda: len(cluster.status().daemons) == PEERS + 1, PATIENCE, "a token of before is good")
-        wait_until(lambda: renewed(cluster, 1 - old) >= set(range(PEERS)), PATIENCE, "the standby renews certificates")
         refused = cluster.add_peer(f"--join={revoked}")
         assert cluster.wait(refused) == 2
         assert "is revoked" in cluster.logs(refused)
@@ -45,12 +44,6 @@ def summed(comms: list[Any]) -> None:
     """All take part, and nothing runs twice."""
     outcomes = reduce_all(comms, range(PEERS))
     assert [one.receipt and one.receipt.attempts for one in outcomes] == [1] * PEERS
-
-
-def renewed(cluster: Cluster, k: int) -> set[int]:
-    """Whose certificates master k has renewed."""
-    lines = [line for line in cluster.master_logs(1000, k).splitlines() if "a certificate is renewed" in line]
-    return {i for i in range(len(cluster)) if any(cluster.name(i) in line for line in lines)}
 
 
 def leads(cluster: Cluster) -> int:
