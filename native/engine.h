@@ -160,18 +160,15 @@ void wc_trace(wc_engine *engine, int on);
 
 /* ---- TLS 1.3, by OpenSSL 3 of the system, which is loaded when it is first wanted ---- */
 
-/* What this end believes and what it shows of itself: PEM texts of authorities, of a certificate and those between it and
-   an authority, and of its key. records: that one key seals before the next takes its place. NULL with errno (ENOSYS: no
-   OpenSSL 3; EINVAL; ENOMEM), and the reason as text in `size` bytes. Any number of connections may be made of it, also
-   when it is freed. */
+/* What this end shows of itself where it accepts: PEM texts of a certificate that signs itself, and of its Ed25519 key. NULL
+   with errno (ENOSYS: no OpenSSL 3; EINVAL; ENOMEM), and the reason as text in `size` bytes. Any number of connections may
+   be made of it, also when it is freed. */
 typedef struct wc_tls_identity wc_tls_identity;
-wc_tls_identity *wc_tls_identity_new(const char *authorities, const char *certificate, const char *key, uint64_t records,
-                                     char *reason, uint32_t size);
+wc_tls_identity *wc_tls_identity_new(const char *certificate, const char *key, char *reason, uint32_t size);
 void wc_tls_identity_free(wc_tls_identity *identity);
 
 /* One end of a connection on a connected, non-blocking socket, which stays the caller's until the engine takes both.
-   Both ends must show a certificate that an authority has signed. Whose it is, is for the caller to judge. One thread at
-   a time. NULL: no memory. */
+   Who accepts shows a certificate, of anybody: the caller compares its key. One thread at a time. NULL: no memory. */
 typedef struct wc_tls wc_tls;
 wc_tls *wc_tls_new(const wc_tls_identity *identity, int fd, int accepts);
 void wc_tls_free(wc_tls *tls);
@@ -179,10 +176,8 @@ enum { WC_TLS_READS = 1, WC_TLS_WRITES = 2 };
 /* Goes on with the handshake. 0: it is through; WC_TLS_READS, WC_TLS_WRITES: call again when the socket can be read,
    written; -1 with errno. Where this end dials, the other one's refusal comes as a failure of what is read first. */
 int wc_tls_handshake(wc_tls *tls);
-/* Bytes of the certificate that the other end has shown, DER: written to out if there is room; 0: none. */
-int wc_tls_certificate(const wc_tls *tls, void *out, uint32_t size);
-/* After the handshake: whether that has expired. All else about it is good. */
-int wc_tls_expired(const wc_tls *tls);
+/* The Ed25519 key that the other end has shown, and has. -1: none. */
+int wc_tls_key(const wc_tls *tls, uint8_t out[32]);
 /* Like recv and send of a socket that does not block, for what is said before the engine takes it. What was sent may still
    be here: flush returns 1 when all has left, 0 if the socket is full, -1 with errno. */
 int wc_tls_read(wc_tls *tls, void *out, uint32_t size);

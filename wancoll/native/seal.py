@@ -1,4 +1,4 @@
-"""The typed face of native/'s TLS 1.3: whom an end believes, and one connection until the engine takes it.
+"""The typed face of native/'s TLS 1.3: the key that an end shows, and one connection until the engine takes it.
 
 OpenSSL 3 of the system is loaded when it is first wanted; without it all else works.
 """
@@ -16,15 +16,14 @@ if TYPE_CHECKING:
     from wancoll import _native as c
 
 READS, WRITES = 1, 2
-RECORDS = 1 << 22  # that one key seals; AES-GCM is good for 2**24.5 (RFC 8446, 5.5)
-_MOST_CERTIFICATE_BYTES = 16384
+_KEY_BYTES = 32
 _REASON_BYTES = 240
 
 
 def check_possible() -> None:
     """Raise ConfigError where there is no OpenSSL 3."""
     reason = ffi.new("char[]", _REASON_BYTES)
-    if not lib.wc_tls_identity_new(b"", b"", b"", RECORDS, reason, _REASON_BYTES) and ffi.errno == errno.ENOSYS:
+    if not lib.wc_tls_identity_new(b"", b"", reason, _REASON_BYTES) and ffi.errno == errno.ENOSYS:
         raise _impossible(ffi.string(reason).decode(errors="replace"))
 
 
@@ -37,22 +36,20 @@ def _impossible(why: str) -> ConfigError:
 
 
 class Seals:
-    """What this end shows of itself, and whom it believes. Any number of connections may be made of it.
+    """What this end shows of itself where it accepts. Any number of connections may be made of it.
 
     Args:
-        authorities: certificates, PEM.
-        certificate: its own and those between it and an authority, PEM.
-        key: of that, PEM, without a password.
-        records: that one key seals before the next takes its place.
+        certificate: PEM.
+        key: the Ed25519 key in it, PEM, without a password.
 
     Raises:
         ConfigError: they cannot be used, or there is no OpenSSL 3.
     """
 
-    def __init__(self, authorities: bytes, certificate: bytes, key: bytes, records: int = RECORDS) -> None:
+    def __init__(self, certificate: bytes, key: bytes) -> None:
         self._seals: c.Pointer | None = None
         reason = ffi.new("char[]", _REASON_BYTES)
-        made = lib.wc_tls_identity_new(authorities, certificate, key, records, reason, _REASON_BYTES)
+        made = lib.wc_tls_identity_new(certificate, key, reason, _REASON_BYTES)
         if not made:
             code, text = ffi.errno, ffi.string(reason).decode(errors="replace")
             if code == errno.ENOSYS:
@@ -60,8 +57,8 @@ class Seals:
             if code == errno.ENOMEM:
                 raise MemoryError(text)
             raise ConfigError(
-                "the certificates cannot be used for lanes", who="this daemon",
-                expected="PEM texts of authorities, of a certificate and of its key", got=text,
+                "the key cannot be used for lanes", who="this daemon",
+                expected="PEM texts of a certificate and of its Ed25519 key", got=text,
             )  # fmt: skip
         self._seals = made
 
@@ -103,18 +100,12 @@ class Sealed:
             raise self._failure()
         return 0 if done == 0 else 1 if done == READS else 2
 
-    def certificate(self) -> bytes:
-        """What the other end has shown, verified: DER."""
-        room = ffi.new("uint8_t[]", _MOST_CERTIFICATE_BYTES)
-        length = lib.wc_tls_certificate(self._live, room, _MOST_CERTIFICATE_BYTES)
-        if not 0 < length <= _MOST_CERTIFICATE_BYTES:
-            raise OSError(errno.EPROTO, f"a certificate of {length} bytes")
-        return bytes(ffi.buffer(room, length))
-
-    @property
-    def expired(self) -> bool:
-        """Whether that has expired; nothing else is wrong with it."""
-        return bool(lib.wc_tls_expired(self._live))
+    def key(self) -> bytes:
+        """The key that the other end has shown, and has. Raises OSError: none."""
+        room = ffi.new("uint8_t[]", _KEY_BYTES)
+        if lib.wc_tls_key(self._live, room) < 0:
+            raise OSError(errno.EPROTO, "the other end has shown no Ed25519 key")
+        return bytes(ffi.buffer(room, _KEY_BYTES))
 
     def read(self, most: int) -> bytes | None:
         """Some bytes; b"" at the end; None: none are there yet. Raises OSError: it has failed."""
