@@ -160,15 +160,16 @@ void wc_trace(wc_engine *engine, int on);
 
 /* ---- TLS 1.3, by OpenSSL 3 of the system, which is loaded when it is first wanted ---- */
 
-/* What this end shows of itself where it accepts: PEM texts of a certificate that signs itself, and of its Ed25519 key. NULL
-   with errno (ENOSYS: no OpenSSL 3; EINVAL; ENOMEM), and the reason as text in `size` bytes. Any number of connections may
-   be made of it, also when it is freed. */
+/* What this end shows of itself where it accepts: PEM texts of a certificate that its key has signed, and of that Ed25519
+   key. NULL with errno (ENOSYS: no OpenSSL 3; EINVAL; ENOMEM), and the reason as text in `size` bytes. Any number of
+   connections may be made of it, also when it is freed. */
 typedef struct wc_tls_identity wc_tls_identity;
 wc_tls_identity *wc_tls_identity_new(const char *certificate, const char *key, char *reason, uint32_t size);
 void wc_tls_identity_free(wc_tls_identity *identity);
 
 /* One end of a connection on a connected, non-blocking socket, which stays the caller's until the engine takes both.
-   Who accepts shows a certificate, of anybody: the caller compares its key. One thread at a time. NULL: no memory. */
+   Only the acceptor shows a certificate: whoever dials looks at its key (wc_tls_key). One thread at a time. NULL: no
+   memory. */
 typedef struct wc_tls wc_tls;
 wc_tls *wc_tls_new(const wc_tls_identity *identity, int fd, int accepts);
 void wc_tls_free(wc_tls *tls);
@@ -176,8 +177,9 @@ enum { WC_TLS_READS = 1, WC_TLS_WRITES = 2 };
 /* Goes on with the handshake. 0: it is through; WC_TLS_READS, WC_TLS_WRITES: call again when the socket can be read,
    written; -1 with errno. Where this end dials, the other one's refusal comes as a failure of what is read first. */
 int wc_tls_handshake(wc_tls *tls);
-/* The Ed25519 key that the other end has shown, and has. -1: none. */
-int wc_tls_key(const wc_tls *tls, uint8_t out[32]);
+enum { WC_KEY_BYTES = 32 };
+/* The Ed25519 key that the acceptor has shown, and proved to have. -1: it has shown another kind, or this end accepts. */
+int wc_tls_key(const wc_tls *tls, uint8_t *out);
 /* Like recv and send of a socket that does not block, for what is said before the engine takes it. What was sent may still
    be here: flush returns 1 when all has left, 0 if the socket is full, -1 with errno. */
 int wc_tls_read(wc_tls *tls, void *out, uint32_t size);

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -11,12 +13,41 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from wancoll.errors import ConfigError
-from wancoll.local import MASTER_PORT, join_address, split_address, split_addresses
+from wancoll.local import MASTER_PORT, join_address, open_to_others, split_address, split_addresses, standing
 
 DEFAULT_MASTER = f"127.0.0.1:{MASTER_PORT}"
 NO_MASTER = f"Empty: as --join says, or else {DEFAULT_MASTER}."
+_MOST_TOKEN = 65536  # characters of a file
 Flat = Parameter(name="*")  # of a dataclass whose fields are options
 Unseen = Parameter(parse=False)  # of a field that is none
+
+
+@functools.cache
+def join_text(text: str) -> str:
+    """The token that --join means: *text* itself; "@FILE": what the file holds; "-": a line of standard input.
+
+    Raises:
+        ConfigError: the file cannot be read, or others may read it.
+    """
+    if text == "-":
+        return sys.stdin.readline().strip()
+    if not text.startswith("@"):
+        return text
+    path = text[1:]
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            if open_to_others(about := os.fstat(file.fileno()), reads=True):
+                raise ConfigError(
+                    "is a token that others may read or replace", who=f"--join {text}", got=standing(about),
+                    expected=f"-rw------- (mode 0600) of user {os.geteuid()} or root",
+                    hint="if others may have read it, make a new one (`wancoll token create`); else chmod 600",
+                )  # fmt: skip
+            return file.read(_MOST_TOKEN).strip()
+    except OSError as bad:
+        raise ConfigError(
+            "cannot be read", who=f"--join {text}", expected="a file with a token", got=bad.strerror or str(bad),
+            hint="write there what `wancoll master` or `wancoll token create` printed, mode 0600",
+        ) from bad  # fmt: skip
 
 
 def _seconds(expected: str, fits: Callable[[float], bool]) -> Any:

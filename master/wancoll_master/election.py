@@ -158,7 +158,7 @@ class Election:
         try:
             newer = await self._trust.newer(etcd) if self._trust is not None else None
             if newer is not None and self._gate is not None:
-                self._gate.follow(newer.keys)
+                self._gate.follow(newer.keys, newer.admin)
                 self._trust = newer
         except EtcdError as bad:
             trouble = str(bad)

@@ -38,6 +38,7 @@ _LONGEST_NAME = chr(0x10FFFF) * DEFAULT.name_chars
 _SHOWN = 12  # characters of a key that tell it from others
 _KINDS = ("token", "name", "key")
 FIRST_TOKEN_SECONDS = 24 * 3600.0
+ChangedRows = dict[str, dict[str, str | None]]  # by kind and id; None: it is deleted
 _ON_ITS_MACHINE = "run this on the master's machine, as its user"
 
 
@@ -52,12 +53,13 @@ class Book(Protocol):
 
 
 class SharedBook(Book, Protocol):
-    """One that has the master's keys, too."""
+    """One that has the master's keys, too, and the key by which commands on all masters' machines are admin."""
 
     keys: Sequence[Key]
+    admin: Key
 
     def keep_keys(self, keys: Sequence[Key], *, anew: dict[str, str] | None = None) -> None:
-        """Write them; with *anew* these rows of tokens are all the rows that there are from then on."""
+        """Write them; with *anew* these rows of tokens are all that there are from then on, and admin is another."""
 
 
 class Gate:
@@ -68,6 +70,7 @@ class Gate:
         book: keeps tokens, names, and keys that are void. None: it comes with lead().
         clock: seconds since 1970.
         shared: the keys of all masters of an etcd, the newest last; None: this one's own.
+        admin: the key by which commands are admin at all these masters; None: a new one.
 
     Attributes:
         address: that tokens tell to dial, once it is known.
@@ -81,19 +84,19 @@ class Gate:
 
     def __init__(
         self, folder: str, book: Book | None, *, clock: Callable[[], float] = time.time,
-        shared: Sequence[Key] | None = None,
+        shared: Sequence[Key] | None = None, admin: Key | None = None,
     ) -> None:  # fmt: skip
         self._folder, self._book, self._clock = folder, book, clock
         self.shares = shared is not None
         self._shared: SharedBook | None = None  # while this master leads
         self._refusals = Sparing()
-        self._unwritten: dict[str, dict[str, str | None]] = {}  # rows for the book, by kind and id
+        self._unwritten: ChangedRows = {}  # rows for the book, by kind and id
         self.address = ""
         self._pending: Callable[[], tuple[str, str]] | None = None  # what counts once the book has it
-        self._admin = Key.new()
         try:
             own_folder(folder)
             self._use(self._load() if shared is None else self._share(shared))
+            self._admin = admin or Key.new()
             write_secret(self._path(ADMIN_KEY), self._admin.pem)
         except OSError as bad:
             raise ConfigError(
@@ -128,10 +131,14 @@ class Gate:
 
     def _use(self, keys: Sequence[Key]) -> None:
         self.keys, self.listening = list(keys), Listening(list(keys)[::-1])
+        self._tell(MASTER_PUBLIC, "\n".join(self.publics).encode())
+
+    def _tell(self, name: str, data: bytes) -> None:
+        """Have it in the folder, for commands on this machine."""
         try:
-            write_secret(self._path(MASTER_PUBLIC), "\n".join(self.publics).encode())
+            write_secret(self._path(name), data)
         except OSError as bad:
-            log.error("commands on this machine may not know the master's key", reason=str(bad))
+            log.error("commands on this machine do not have the newest keys", reason=str(bad))
 
     @property
     def publics(self) -> list[str]:
@@ -153,13 +160,23 @@ class Gate:
         book, publics = self._book, self.publics
         if book is None:
             return Registry({})
-        known = list(book.trust("master"))
-        if not set(known) & set(publics):
-            for kind in _KINDS:
-                book.keep_trust(kind, {}, list(book.trust(kind)))
-        if set(known) != set(publics):
-            book.keep_trust("master", dict.fromkeys(publics, ""), [one for one in known if one not in publics])
-        return Registry({kind: book.trust(kind) for kind in _KINDS}, publics)
+        known = set(book.trust("master"))
+        void = not known & set(publics)
+        rows = {kind: {} if void else book.trust(kind) for kind in _KINDS}
+        if known != set(publics):
+            self._write_owners(self.keys, {} if void else None)
+        return Registry(rows, publics)
+
+    def _write_owners(self, keys: Sequence[Key], anew: dict[str, str] | None) -> None:
+        """Rows of the journal are of these keys; *anew*: tokens, instead of all rows. A start does the same."""
+        assert self._book is not None
+        book, changed = self._book, ChangedRows()
+        if anew is not None:
+            self._unwritten.clear()
+            changed = {kind: dict.fromkeys(book.trust(kind)) for kind in _KINDS}
+            changed["token"].update(anew)
+        changed["master"] = dict.fromkeys(book.trust("master")) | {key.public.hex(): "" for key in keys}
+        self._write(changed)
 
     def lead(self, book: SharedBook) -> None:
         """This master leads now, with what is known of keys, tokens and names.
@@ -167,7 +184,7 @@ class Gate:
         Raises:
             ConfigError: that cannot be read.
         """
-        self.follow(book.keys)
+        self.follow(book.keys, book.admin)
         self._book = self._shared = book
         self._registry = Registry({kind: book.trust(kind) for kind in _KINDS}, self.publics)
 
@@ -175,15 +192,18 @@ class Gate:
         """This master leads no more: what was not written is not so."""
         self._pending = None
 
-    def follow(self, keys: Sequence[Key]) -> None:
-        """The keys that the masters share are these now."""
+    def follow(self, keys: Sequence[Key], admin: Key) -> None:
+        """The keys that the masters share, and that of their admin, are these now."""
         if [key.public for key in keys] != [key.public for key in self.keys]:
             self._use(keys)
+        if admin.public != self._admin.public:
+            self._admin = admin
+            self._tell(ADMIN_KEY, admin.pem)
 
-    def _write(self, registry: Registry) -> str:
-        """Write what has changed. Why it is not written now, but with what comes next; "": it is."""
+    def _write(self, changed: ChangedRows) -> str:
+        """Write what has *changed*. Why it is not written now, but with what comes next; "": it is."""
         assert self._book is not None
-        for kind, rows in registry.take_changed().items():
+        for kind, rows in changed.items():
             self._unwritten.setdefault(kind, {}).update(rows)
         try:
             for kind, rows in self._unwritten.items():
@@ -212,7 +232,7 @@ class Gate:
 
     def _turn(self, registry: Registry, keys: Sequence[Key], event: tuple[str, str]) -> tuple[str, str]:
         self._registry = registry
-        self.follow(keys)
+        self.follow(keys, self._shared.admin if self._shared is not None else self._admin)
         registry.masters = self.publics
         log.warning(event[1], keys=self.publics)
         return event
@@ -249,11 +269,13 @@ class Gate:
                 expected="a key that was admitted before, or a token", got=f"key {first.key.hex()}",
                 hint="start it with --join and a token: `wancoll token create` makes one, on the master's machine",
             )  # fmt: skip
-        self._write(registry)
+        self._write(registry.take_changed())
         return who
 
-    def admitted(self, who: Identity) -> m.Admitted:
-        """What to tell a daemon after its Welcome, and when the keys change."""
+    def admitted(self, who: Identity) -> m.Admitted | None:
+        """What to tell a daemon after its Welcome, and when the keys change; None: whoever is admin for this run."""
+        if who.key == self._admin.public:
+            return None
         return m.Admitted(make_receipt(self.keys, who), [key.public for key in self.keys])
 
     def check(self, who: Identity) -> None:
@@ -338,7 +360,7 @@ class Gate:
 
     def _revoked(self, registry: Registry, what: str, event: tuple[str, str]) -> str:
         """Have a revocation written, for settle(); why it cannot be: it counts all the same, as far as it can."""
-        unwritten = self._write(registry)
+        unwritten = self._write(registry.take_changed())
         self._pending = partial(self._turn, registry, self.keys, event)
         return unwritten and str(ConfigError(
             "is revoked only until this master ends: that cannot be written", who=what, got=unwritten,
@@ -373,27 +395,18 @@ class Gate:
             if self._shared is not None:
                 self._shared.keep_keys(keys, anew=anew)
             else:
-                self._write_keys(keys)
-                self._keep_of(keys, anew)
-        except (OSError, sqlite3.Error) as bad:
+                self._write_keys(keys)  # they count now, whatever becomes of the journal's rows
+                self._write_owners(keys, anew)
+        except OSError as bad:
             raise ConfigError("cannot be written", who="the master's key", got=str(bad)) from bad
         self._pending = partial(self._turn, registry, keys, event)
         return self._keys_are(keys, made)
-
-    def _keep_of(self, keys: Sequence[Key], anew: dict[str, str] | None) -> None:
-        """Rows of the journal are of these keys; *anew*: tokens, instead of all rows. A start does the same."""
-        assert self._book is not None
-        book, publics = self._book, [key.public.hex() for key in keys]
-        for kind in _KINDS if anew is not None else ():
-            book.keep_trust(kind, anew or {} if kind == "token" else {}, list(book.trust(kind)))
-        gone = [one for one in book.trust("master") if one not in publics]
-        book.keep_trust("master", dict.fromkeys(publics, ""), gone)
 
     def _make(self, grant: Grant) -> str:
         """The text of a new token, which is known from now on, and written."""
         registry = self._registry
         made = self._draw(registry, grant, self.keys[-1])
-        if unwritten := self._write(registry):
+        if unwritten := self._write(registry.take_changed()):
             id = next(reversed(registry.grants))
             registry.forget(id)
             registry.take_changed()

@@ -157,7 +157,9 @@ def _gate(config: MasterConfig, journal: Journal, trust: SharedTrust | None) -> 
         return None
     from wancoll_master.gate import Gate  # loads `cryptography`
 
-    return Gate(config.state, journal) if trust is None else Gate(config.state, None, shared=trust.keys)
+    return (
+        Gate(config.state, journal) if trust is None else Gate(config.state, None, shared=trust.keys, admin=trust.admin)
+    )
 
 
 def reached_at(advertise: str, bound: str, towards: tuple[str, int] = _ANYWHERE) -> str:

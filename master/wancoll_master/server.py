@@ -355,8 +355,10 @@ class Server:
     def _put_admitted(self, number: int) -> None:
         """Send a daemon its receipt and the keys to expect: it may have missed a change."""
         who, conn = self._identities.get(number), self._connections.conn_of(number)
-        if self._gate is not None and who is not None and self.state is not None and conn in self.state.connections:
-            self._connections.put(conn, encode(self._gate.admitted(who)))
+        if self._gate is None or who is None or self.state is None or conn not in self.state.connections:
+            return
+        if (told := self._gate.admitted(who)) is not None:
+            self._connections.put(conn, encode(told))
 
     def flush(self) -> None:
         """Send what the steps since the last flush had to say, one send for each connection."""
@@ -516,6 +518,7 @@ class Server:
             await self._hear(number, connection, messages)
             if self._introduced(number):
                 self._strangers.discard(number)
+                self._greeting.know(who)
             while data := await connection.receive():
                 await self._hear(number, connection, decoder.feed(data))
             return connection.ended or "the master ended it"
@@ -679,7 +682,7 @@ class Server:
             source = ""
             if isinstance(message, m.Hello):
                 source = _source(connection) if self._gate is not None else ""
-                if number in self._unknown or may(self._identity(number), message) is None:
+                if may(self._identity(number), message) is None:
                     message = await self._looked_up(message, source)
             if connection.ending or self._connections.conn_of(number) in self._connections.closing:
                 break

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from tests.master.lease import TTL, quick_elections
+from tests.master.lease import TTL, Later, quick_elections
 from tests.master.test_master import PATIENT, Connect, Peer, hello, master
 from wancoll import chaos
 from wancoll.cli.asking import Asking
@@ -280,25 +280,6 @@ def test_held_steps_come_out_in_order_when_their_write_is_done() -> None:
     held.clear()
     assert not held.too_many
     assert list(held.release(9)) == []
-
-
-class Later:
-    """A store whose writes are done when the test says so."""
-
-    def __init__(self, term: int = 5) -> None:
-        self.facts = Facts(term, 1, 1, {})
-        self.asked = self.written = 0
-        self.kept: dict[str, str | None] = {}
-
-    def persist(self, what: Persist) -> None:
-        self.asked += 1
-
-    def keep(self, changes: dict[str, str | None]) -> None:
-        self.kept |= changes
-        self.asked += 1
-
-    def keep_whole(self, changes: list[dict[str, Any]]) -> None:
-        self.asked += 1
 
 
 class Told:

@@ -86,7 +86,7 @@ class Peer:
         """The next message of *kind*; others are skipped."""
         while True:
             message = await self.hear()
-            assert message is not None, f"the connection ended before {kind.__name__}"
+            assert message is not None, f"the connection ended before {kind}"
             if isinstance(message, kind):
                 return message
 

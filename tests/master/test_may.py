@@ -16,16 +16,16 @@ from wancoll.limits import PROTOCOL_VERSION, Limits
 from wancoll.trust.identity import Identity
 from wancoll.wire import messages as m
 from wancoll_master.core import membership
+from wancoll_master.core.liveness import presence
 from wancoll_master.core.may import EVERYTHING, TABLE, may
 from wancoll_master.core.paths import announced
-from wancoll_master.core.ready import Ready, Received, Send, SendStatus
+from wancoll_master.core.ready import Announce, Ready, Received, Send, SendStatus
 from wancoll_master.core.views import report
 from wancoll_master.plan.planning import propose
 
 PAGE = Path(__file__).parents[2] / "docs" / "security.md"
-MESSAGES = typing.get_args(m.FromPeer)
+MESSAGES = [kind for kind in typing.get_args(m.FromPeer) if kind is not m.Signed]
 ABOUT_ONE_GROUP = [kind for kind in MESSAGES if "group" in kind.__struct_fields__]
-ANYBODY = {m.AskAuthority, m.Enroll}
 COMMANDS = {
     m.StatusRequest,
     m.Arm,
@@ -34,14 +34,15 @@ COMMANDS = {
     m.MakeToken,
     m.RevokeToken,
     m.ListTokens,
-    m.AskRotation,
-    m.Rotate,
+    m.AskKeys,
+    m.RotateKey,
+    m.RevokeKey,
 }
-PEER_ALONE = set(MESSAGES) - COMMANDS - ANYBODY - {m.Renew}
+PEER_ALONE = set(MESSAGES) - COMMANDS
 ALLOWED = {  # all that is not here is refused
-    "peer": PEER_ALONE | ANYBODY | {m.StatusRequest, m.Renew},
-    "observer": ANYBODY | {m.StatusRequest},
-    "chaos": ANYBODY | {m.StatusRequest, m.Arm},
+    "peer": PEER_ALONE | {m.StatusRequest},
+    "observer": {m.StatusRequest},
+    "chaos": {m.StatusRequest, m.Arm},
     "admin": set(MESSAGES),
 }
 
@@ -64,8 +65,8 @@ def test_the_table_by_role(kind: type) -> None:
         assert refusal is None or (kind.__name__ in refusal.what and role in refusal.expected)
     assert may(EVERYTHING, message) is None
     refusal = may(None, message)
-    assert (refusal is None) == (kind in ANYBODY)
-    assert refusal is None or "--join" in str(refusal)
+    assert refusal is not None
+    assert "--join" in str(refusal)
 
 
 @pytest.mark.parametrize("kind", ABOUT_ONE_GROUP, ids=lambda kind: kind.__name__)
@@ -98,12 +99,12 @@ def _in(kind: type, group: str) -> dict[str, Any]:
     return {"group": group} if kind in ABOUT_ONE_GROUP else {}
 
 
-def test_a_daemon_has_the_name_of_its_certificate() -> None:
+def test_a_daemon_has_the_name_that_its_key_was_admitted_with() -> None:
     hello = some(m.Hello, daemon="d1")
     assert may(Identity("d1", "peer"), hello) is None
     refusal = may(Identity("d2", "peer"), hello)
     assert refusal is not None
-    assert refusal.expected == "the name d2, by its certificate"
+    assert refusal.expected == "the name d2, that its key was admitted with"
 
 
 # ---- at the head of the step -------------------------------------------------------------------------
@@ -186,7 +187,7 @@ def test_a_flood_of_refusals_is_counted_and_logged_now_and_then() -> None:
     master, lines = Master(), 0
     for conn in range(100, 1100):
         ready = master.hear(conn, m.StatusRequest(PROTOCOL_VERSION))
-        assert "a certificate of this master's authority" in ready.closes[0].reason
+        assert "a key that this master has admitted" in ready.closes[0].reason
         assert not ready.answers
         lines += len(ready.log)
         assert not any(one.kept for one in ready.log)
@@ -211,6 +212,23 @@ def test_status_tells_of_its_own_groups_alone() -> None:
     assert [one.name for one in report.groups(state, 1.0)] == ["a", "b"]
     assert report.daemons(state) == ["d1", "d2"]
     assert len(report.links(state)) == 2
+
+
+def test_another_key_under_a_name_is_another_daemon_and_members_are_told_keys() -> None:
+    master = Master()
+    first, second = (Identity("d9", "peer", (), "", bytes([number]) * 32) for number in (1, 2))
+    master.hear(9, hello("d9"), identity=first)
+    master.who[9] = first
+    ready = master.hear(9, m.Join("g", "m", 1, 1))
+    [epoch] = [one.epoch for one in ready.messages if isinstance(one, Announce)]
+    assert [member.key for member in epoch.members] == [first.key]
+    back = msgspec.structs.replace(hello("d9"), master=master.state.identity, session=9, dial=1)
+    assert presence.returning(master.state, back) == 9
+    master.hear(10, back, identity=second)  # of the same incarnation, as it says
+    assert master.state.daemons["d9"].conn == 9
+    assert master.state.twins["d9"].conn == 10
+    master.hear(11, back, identity=first)
+    assert (master.state.daemons["d9"].conn, master.state.daemons["d9"].key) == (11, first.key)
 
 
 # ---- announced addresses -----------------------------------------------------------------------------
@@ -284,7 +302,7 @@ def test_the_page_shows_the_same_table() -> None:
         named = bool(rule.name(some(kind, **({"daemon": "d"} if kind is m.Hello else {}))))
         groups = bool(list(rule.groups(some(kind, **_in(kind, "b")))))
         expected = [
-            "anybody" if rule.anybody else ", ".join(rule.roles),
+            ", ".join(rule.roles),
             "yes" if groups else "",
             "yes" if named else "",
         ]

@@ -210,6 +210,37 @@ async def test_the_busiest_address_gives_way(
     assert len(handshakes) == 0
 
 
+async def test_strangers_of_however_many_addresses_put_out_nobody_where_somebody_known_came_from(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    handshakes, gone = Handshakes(4, 60.0), list[str]()
+
+    async def idle(address: str) -> None:
+        with handshakes.one(address):
+            await trio.sleep_forever()
+        gone.append(address)
+
+    handshakes.know("daemon")
+    for number in range(1022):
+        handshakes.know(f"other {number}")
+    async with trio.open_nursery() as nursery:
+        for address in ("daemon", "daemon", "s0", "s1", "s2", "s3", "s4", "s5", "s6"):
+            nursery.start_soon(idle, address)
+            await trio.sleep(1)
+        assert (gone, len(handshakes)) == (["s0", "s1", "s2"], 6)
+        for number in range(1022, 1024):  # the newest are known: it is none of them any more
+            handshakes.know(f"other {number}")
+        nursery.start_soon(idle, "daemon")
+        await trio.sleep(1)
+        assert (gone[3:], len(handshakes)) == (["s3"], 6)
+        for _ in range(3):  # of known ones, too, there is no more than that
+            nursery.start_soon(idle, "other 1023")
+            await trio.sleep(1)
+        assert (gone[4:], len(handshakes)) == (["other 1023"], 8)
+        nursery.cancel_scope.cancel()
+    assert len(handshakes) == 0
+
+
 @pytest.mark.parametrize(("host", "here"), [("127.0.0.1", True), ("::1", True), ("192.0.2.1", False), ("::2:1", False)])
 def test_what_comes_from_this_machine(host: str, here: bool) -> None:
     class Connected:

@@ -82,7 +82,7 @@ def test_a_handshake_has_few_records(ends: tuple[Sealed, socket.socket, ByHand])
 def test_a_handshake_has_few_bytes(ends: tuple[Sealed, socket.socket, ByHand], tmp_path: Path) -> None:
     sealed, far, _ = ends
     context = to_dial()
-    context.set_alpn_protocols([f"{k:0200}" for k in range(12)])
+    context.set_alpn_protocols([f"{k:0200}" for k in range(24)])
     far.send(ByHand(context, tmp_path).shake())
     with pytest.raises(OSError, match=r"far more|goes on and on|too long"):
         sealed.handshake()
@@ -100,9 +100,9 @@ def test_a_group_that_is_dear_is_refused(
         sealed.handshake()
 
 
-@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("count", [1, 2])
 async def test_certificates_that_are_dear_to_read_hold_up_nobody(tmp_path: Path, count: int) -> None:
-    """Of who answers where a daemon is expected; of more than two none is read."""
+    """Of who answers where a daemon is expected; of more than 1 KiB none is read."""
     stranger, longest, wallet = Dear(count), LongestStep(), admitted(tmp_path, "d1", Key.new())
     with trio.fail_after(60), socket.create_server(("127.0.0.1", 0)) as door:
         address, before = join_address(*door.getsockname()), time.process_time()
@@ -112,7 +112,7 @@ async def test_certificates_that_are_dear_to_read_hold_up_nobody(tmp_path: Path,
             trio.lowlevel.add_instrument(longest)
             with pytest.raises(DialFailed, match=f"^{address}: "):
                 await connector.dial([address], bytes(32), 50.0)
-        assert (time.process_time() - before < stranger.cost / 2) == (count == 3)
+        assert (time.process_time() - before < stranger.cost / 2) == (count == 2)
     assert 0 < longest.seconds < stranger.cost / 4
 
 

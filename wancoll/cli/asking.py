@@ -1,11 +1,10 @@
-"""How commands that ask a master prove who asks: as admin on its own machine, with a token, or certificates."""
+"""How commands that ask a master prove who asks: as admin on its own machine, with a token, or as the daemon here."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-import secrets
 import socket
 import time
 from collections.abc import Iterator, Sequence
@@ -19,17 +18,17 @@ from wancoll.errors import ConfigError, MasterUnreachable, ProtocolError, Wancol
 from wancoll.limits import DEFAULT
 from wancoll.local import MASTER_PORT, default_socket, default_state, split_address
 from wancoll.net.ask import ask
-from wancoll.net.enroll import Wallet, WrongMaster
 from wancoll.net.listen import is_loopback_host
+from wancoll.net.proof import Proof
 from wancoll.net.unix import connect_local
-from wancoll.options import DEFAULT_MASTER, NO_MASTER, Seconds, Unseen, address, addresses
-from wancoll.trust.papers import ADMIN, AUTHORITY, Papers, fingerprints
-from wancoll.trust.token import parse
+from wancoll.options import DEFAULT_MASTER, NO_MASTER, Seconds, Unseen, address, addresses, join_text
+from wancoll.trust.folder import ADMIN_KEY, public_keys
+from wancoll.trust.token import Token, parse
 from wancoll.wire import messages as m
 from wancoll.wire.framing import Decoder, encode
-from wancoll.wire.messages import Bye, FromMaster, RotationIs, StandsBy, Tokens
+from wancoll.wire.messages import Bye, FromMaster, KeysAre, StandsBy, Tokens
 
-_Answer = TypeVar("_Answer", Tokens, RotationIs)
+_Answer = TypeVar("_Answer", Tokens, KeysAre)
 OneMaster = Annotated[str, Parameter(help=f"HOST:PORT of the master, or of one that stands by. {NO_MASTER}")]
 _IS_THERE = "is `wancoll master` running there, and is --master right?"
 _IS_SEALED = "is `wancoll master` running there, not in clear, and is --master right?"
@@ -40,21 +39,16 @@ class Asking:
     """Options of commands that ask a master. Without any: as admin where its state folder is here, else in clear.
 
     Attributes:
-        join: A token of the master, where it takes no others and runs on another machine.
+        join: A token of the master, where it takes no others and runs on another machine: @FILE reads it from a file,
+            - from standard input.
         state: The master's own --state, on its machine, where that is another folder.
-        ca: PEM file of an authority of your own, with --cert and --key.
-        cert: PEM file of your certificate.
-        key: PEM file of its key, where --cert does not hold it.
         timeout: Seconds for each answer.
     """
 
     join: str = ""
     state: str = ""
-    ca: str = ""
-    cert: str = ""
-    key: str = ""
     timeout: Seconds = DEFAULT.connect_timeout
-    own: Annotated[Papers | None, Unseen] = None  # this machine's daemon's; see found()
+    own: Annotated[str, Unseen] = ""  # this machine's daemon's folder, "": none, or in clear; see found()
     way: Annotated[str, Unseen] = ""  # how the master was found where no option says it, for errors
 
     def found(self, master: str) -> tuple[list[str], Asking]:
@@ -62,69 +56,67 @@ class Asking:
 
         Raises:
             ConfigError: an address is none.
-            MasterUnreachable: the daemon's certificate cannot be read.
+            MasterUnreachable: the daemon's key cannot be read.
         """
-        if master or self.join or self.state or self.ca or self.cert or self.key:
+        if master or self.join or self.state:
             return self.masters(master), self
         path = ""
         try:
             path = default_socket()
             answer = ask(path, m.LocalStatusRequest(), m.LocalStatus, timeout=self.timeout, who="the daemon")
-            masters, own = (said := json.loads(answer.text))["master"], said["papers"] and Papers(**said["papers"])
+            masters, own = (said := json.loads(answer.text))["master"], said["state"]
         except (OSError, WancollError, ValueError, KeyError) as bad:
             return self.masters(""), replace(self, way=f", since no daemon here names another ({path}: {bad})")
         way = f", named by the daemon at {path}"
-        if own and not os.access(own.certificate, os.R_OK):
+        if own and _as_daemon(own) is None:
             raise MasterUnreachable(
-                "cannot be asked as the daemon", who=masters + way, expected="its certificate, for this user to read",
-                got=f"none at {own.certificate}", hint="has the daemon reached its master? See its log, or give --join",
+                "cannot be asked as the daemon", who=masters + way, expected="its receipt, for this user to read",
+                got=f"none in {own}", hint="has the daemon reached its master? See its log, or give --join",
             )  # fmt: skip
         return masters.split(","), replace(self, own=own, way=way)
 
     def where(self, master: str) -> str:
         """*master*, or where that was not given ("") the address in the token, or this machine's."""
-        return master or (parse(self.join).address if self.join else DEFAULT_MASTER)
+        return master or (parse(join_text(self.join)).address if self.join else DEFAULT_MASTER)
 
     def masters(self, master: str) -> list[str]:
         """All of them, each "host:port", that where() gives. Raises ConfigError: one is no address."""
         return addresses(self.where(master), what="--master", default_port=MASTER_PORT).split(",")
 
-    def papers(self, master: str, *, named_by: str = "") -> Papers | None:
-        """To ask *master* ("host:port") with; None: in clear.
+    def proof(self, master: str, *, named_by: str = "") -> Proof | None:
+        """What to ask *master* ("host:port") with; None: in clear.
 
-        *named_by* is the standby that says that *master* leads, which is asked as that one was: it has the same
-        authority. What was asked in clear on loopback does not leave it for a standby's word.
+        *named_by* is the standby that says that *master* leads, which is asked as that one was: it has the same key.
+        What was asked in clear on loopback does not leave it for a standby's word.
 
         Raises:
-            ConfigError: what was given cannot be used, or the master refuses the token.
-            MasterUnreachable: nobody answers who gives a certificate for it, or it is beyond this machine.
+            ConfigError: what was given cannot be used.
+            MasterUnreachable: it is beyond this machine, and in clear.
         """
         if named_by:
-            papers = self.papers(named_by)
-            if papers is None and _is_near(named_by) and not _is_near(master):
+            proof = self.proof(named_by)
+            if proof is None and _is_near(named_by) and not _is_near(master):
                 raise MasterUnreachable(
                     "is not asked in clear", who=f"master {master}",
                     expected="one on loopback, as the standby that names it",
                     got=f"one beyond this machine, by the word of {named_by} alone",
                     hint="name it with --master if you mean it",
                 )  # fmt: skip
-            return papers
-        if self.ca or self.cert:
-            return Papers(self.ca, self.cert, self.key, by_host=True)
+            return proof
         host, port = split_address(master)
         folder = self.state or (default_state(f"master-{port}") if _is_here(host) else "")
-        admin = os.path.join(folder, f"{ADMIN}.pem")
-        if folder and os.path.exists(admin) and self._is_of(os.path.join(folder, AUTHORITY)):
-            return Papers(os.path.join(folder, AUTHORITY), admin)
-        if self.join:
-            return self._joined(master)
+        token = parse(join_text(self.join)) if self.join else None
+        if folder and (admin := _as_admin(folder)) is not None and (token is None or token.master in admin.acceptors):
+            return admin
+        if token is not None:
+            return self._joined(token)
         if self.state:
             raise ConfigError(
-                "is no state folder of a master that runs with an authority", who=f"--state {self.state}",
-                expected=f"{ADMIN}.pem in it", got="none",
+                "is no state folder of a master that runs and speaks TLS", who=f"--state {self.state}",
+                expected=f"{ADMIN_KEY} in it", got="none",
                 hint="give what the master was given, on its machine and as its user; is it WANCOLL_STATE of a daemon?",
             )  # fmt: skip
-        return self.own
+        return _as_daemon(self.own) if self.own else None
 
     def ask_as_admin(self, question: msgspec.Struct, kind: type[_Answer], master: str) -> _Answer:
         """What *master* (as given to a command), or whoever leads, answers to what only an admin may ask.
@@ -135,20 +127,20 @@ class Asking:
             ProtocolError: the answer makes no sense.
         """
         where = address(self.where(master), what="--master", default_port=MASTER_PORT)
-        papers = self.papers(where)
-        if papers is None:
+        proof = self.proof(where)
+        if proof is None:
             raise ConfigError(
-                "tokens and authorities are looked after on the master's machine, as its user", who=f"master {where}",
+                "tokens and keys are looked after on the master's machine, as its user", who=f"master {where}",
                 expected="its state folder, or --join with a token of role admin", got="neither",
                 hint="is it running there, with --secure or beyond loopback? Where it has a --state give the same here",
             )  # fmt: skip
         try:
             for _ in range(2):
                 whom = split_address(where)
-                answer = ask(whom, question, FromMaster, timeout=self.timeout, who=f"master {where}", papers=papers)
+                answer = ask(whom, question, FromMaster, timeout=self.timeout, who=f"master {where}", proof=proof)
                 if not isinstance(answer, StandsBy) or not answer.leader:
                     break
-                where = answer.leader  # which has the same authority
+                where = answer.leader  # which has the same key
         except OSError as bad:
             raise no_answer("the master does not answer", where, bad, _IS_SEALED) from bad
         if isinstance(answer, StandsBy):
@@ -162,23 +154,33 @@ class Asking:
             raise ConfigError("refuses", who=f"master {where}", got=answer.refused)
         return answer
 
-    def _is_of(self, file: str) -> bool:
-        """Whether the token, if any, is of these authorities: then who may be admin needs none, and takes no use."""
-        with open(file, "rb") as found:
-            return not self.join or parse(self.join).authority in fingerprints(found.read())
+    def _joined(self, token: Token) -> Proof:
+        from wancoll.net.wallet import Wallet
 
-    def _joined(self, master: str) -> Papers:
-        token = parse(self.join)
         wallet = Wallet(default_state(f"asks-{token.id}"), token)
-        # All commands with this token have one folder. Who is before this one asks twice.
-        with wallet.held(f"a command, process {os.getpid()}", 3 * self.timeout):
-            name = wallet.name or f"{socket.gethostname()[:60]}-asks-{secrets.token_hex(3)}"
-            if not wallet.good(name, time.time()):
-                try:
-                    wallet.enroll(master, name, self.timeout)
-                except OSError as bad:
-                    raise no_answer("the master gives no certificate", master, bad, _IS_SEALED) from bad
-        return wallet.papers
+        # All commands with this token have one folder, and one key in it.
+        with wallet.held(f"a command, process {os.getpid()}", self.timeout):
+            key = wallet.key.public.hex()
+        return wallet.proof(f"{socket.gethostname()[:60]}-asks-{key[:6]}")
+
+
+def _as_daemon(folder: str) -> Proof | None:
+    """What the daemon with this state *folder* proves itself with; None: it has no receipt, or is another user's."""
+    from wancoll.net.wallet import Wallet
+
+    with contextlib.suppress(OSError, ConfigError):
+        proof = Wallet(folder, None).proof()
+        return proof if proof.receipt else None
+    return None
+
+
+def _as_admin(folder: str) -> Proof | None:
+    """What the master with this state *folder* takes for its admin; None: none runs, or it is another user's."""
+    from wancoll.trust.keys import Key
+
+    with contextlib.suppress(OSError, ValueError):
+        return Proof(Key.read(os.path.join(folder, ADMIN_KEY)), public_keys(folder))
+    return None
 
 
 def no_answer(what: str, who: str, bad: Exception, hint: str = _IS_THERE) -> MasterUnreachable:
@@ -228,18 +230,15 @@ def ask_leader(question: m.Evict | m.AskToLeave, masters: list[str], asking: Ask
     Raises:
         ProtocolError: an answer makes no sense.
         MasterUnreachable: none takes it.
-        WrongMaster: the only one is not the one that the token is of.
     """
     failed: dict[str, str] = {}
     todo = [(address, "") for address in masters]  # and the standby that has named it
     while todo:
         address, named_by = todo.pop(0)
         try:
-            where, papers = split_address(address), asking.papers(address, named_by=named_by)
-            answer = ask(where, question, m.FromMaster, timeout=asking.timeout, who=f"master {address}", papers=papers)
-        except (OSError, MasterUnreachable, WrongMaster) as error:
-            if isinstance(error, WrongMaster) and masters == [address]:
-                raise
+            where, proof = split_address(address), asking.proof(address, named_by=named_by)
+            answer = ask(where, question, m.FromMaster, timeout=asking.timeout, who=f"master {address}", proof=proof)
+        except (OSError, MasterUnreachable) as error:
             failed[address] = str(error) or type(error).__name__
             continue
         if isinstance(answer, m.EvictAnswer):

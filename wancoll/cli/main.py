@@ -24,7 +24,7 @@ COMMANDS = {  # its function below wancoll.cli, and its help
     "top": ("looking.status:top", "Watch groups, members, and whom operations wait for."),
     "events": ("looking.events:events", "Show what a master has recorded, and go on with --follow."),
     "evict": ("changing.evict:evict", "Put a member out of its group, or say that a lost one has stopped."),
-    "ca": ("changing.ca:ca", "Show and replace the certificate authority of a master."),
+    "key": ("changing.key:key", "Show and replace the key of a master, and revoke keys of daemons."),
     "leave": ("changing.leave:leave", "Have a daemon, or one member, leave in order: nobody runs anything again."),
     "doctor": ("looking.doctor:doctor", "Look at this machine, a master, the ways to daemons; say what to change."),
     "trace": ("looking.trace:trace", "Write what operations do, phase by phase, to a file for Perfetto."),

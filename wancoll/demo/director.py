@@ -32,7 +32,7 @@ class DemoPlan:
     silence_timeout: float = 60.0  # seconds without a report from any process before the demo gives up
     # flip one bit in the newcomer's parameters at the end, so that the demo must fail; for its own test
     spoil: bool = False
-    secure: bool = False  # whether all goes over TLS, with certificates
+    secure: bool = False  # whether all goes over TLS
 
     @property
     def kill_in(self) -> int:

@@ -31,7 +31,7 @@ def _impossible(why: str) -> ConfigError:
     return ConfigError(
         "encryption is not possible on this machine", who="this daemon",
         expected="OpenSSL 3: libssl.so.3 and libcrypto.so.3", got=why,
-        hint="install it (libssl3, openssl-libs), or run without certificates",
+        hint="install it (libssl3, openssl-libs), or run without --join",
     )  # fmt: skip
 
 
@@ -39,8 +39,8 @@ class Seals:
     """What this end shows of itself where it accepts. Any number of connections may be made of it.
 
     Args:
-        certificate: PEM.
-        key: the Ed25519 key in it, PEM, without a password.
+        certificate: an envelope of its public key, PEM.
+        key: the private key, PEM, without a password.
 
     Raises:
         ConfigError: they cannot be used, or there is no OpenSSL 3.
@@ -58,7 +58,7 @@ class Seals:
                 raise MemoryError(text)
             raise ConfigError(
                 "the key cannot be used for lanes", who="this daemon",
-                expected="PEM texts of a certificate and of its Ed25519 key", got=text,
+                expected="PEM texts of a certificate and of its key", got=text,
             )  # fmt: skip
         self._seals = made
 
@@ -101,11 +101,15 @@ class Sealed:
         return 0 if done == 0 else 1 if done == READS else 2
 
     def key(self) -> bytes:
-        """The key that the other end has shown, and has. Raises OSError: none."""
-        room = ffi.new("uint8_t[]", _KEY_BYTES)
-        if lib.wc_tls_key(self._live, room) < 0:
-            raise OSError(errno.EPROTO, "the other end has shown no Ed25519 key")
-        return bytes(ffi.buffer(room, _KEY_BYTES))
+        """The public key that the acceptor has shown, and proved to have: 32 bytes.
+
+        Raises:
+            OSError: it has shown a key of another kind, or this end is the acceptor.
+        """
+        out = ffi.new("uint8_t[]", _KEY_BYTES)
+        if lib.wc_tls_key(self._live, out) < 0:
+            raise OSError(errno.EPROTO, "it has shown no Ed25519 key: does it run the same version of wancoll?")
+        return bytes(ffi.buffer(out, _KEY_BYTES))
 
     def read(self, most: int) -> bytes | None:
         """Some bytes; b"" at the end; None: none are there yet. Raises OSError: it has failed."""

@@ -14,6 +14,7 @@ from typing import Any
 import trio
 
 from wancoll.errors import ConfigError
+from wancoll.limits import keep_newest
 from wancoll.local import open_to_others, split_address, standing
 from wancoll.net.unix import is_served, peer_credentials
 
@@ -21,6 +22,7 @@ _BACKLOG = 1024
 _IPV6_NETWORK_BITS = 64  # what one host, or one customer, has at least
 _LINES_A_SECOND = 10
 _FORGOTTEN_BYTES, _PIECE_BYTES = 65536, 8192  # behind a request; at once
+_KNOWN = 1024  # addresses from which somebody known came last
 _SHARES = 4  # of the room for handshakes; one holds all lanes of a link, as many as a master plans by default
 
 
@@ -142,27 +144,26 @@ def is_loopback_host(host: str) -> bool:
 class Handshakes:
     """Connections that have not said yet who they are: the one rule for them at all listeners.
 
-    So many at most, each for so long. Where one more comes and an address has more than its share, a quarter, the one
-    with most pays for it with its newest, so that whoever has few is not disturbed. If none has more than the
-    newcomer's own, that one's oldest gives way, where it has its share, else the oldest of all; or the newcomer
-    itself, where that one has not had *least* seconds yet. Within a share nobody is the busiest: strangers of many
-    addresses, with one connection each, do not put out a daemon that opens all its lanes at once. One that is alone
-    may fill all the room, until another one comes.
+    So many at most, each for so long. Addresses from which somebody known came before have as much room again, of
+    their own: however many strangers come, they put nobody out there.
 
     Args:
-        most: open at once.
+        most: open at once, of strangers' addresses and of known ones.
         seconds: for each.
         least: seconds that each has, whoever comes; in a crowd of equals nobody would come through without.
     """
 
     def __init__(self, most: int, seconds: float, least: float = 0.0) -> None:
-        self._most, self._seconds, self._least = most, seconds, least
-        self._share = max(most // _SHARES, 1)
-        self._count = 0
-        self._open: dict[str, dict[trio.CancelScope, float]] = {}  # by address: since when, oldest first
+        self._seconds = seconds
+        self._strangers, self._acquainted = _Room(most, least), _Room(most, least)
+        self._known: dict[str, None] = {}  # addresses, the newest last
 
     def __len__(self) -> int:
-        return self._count
+        return self._strangers.count + self._acquainted.count
+
+    def know(self, address: str) -> None:
+        """Somebody of this address has said who it is, and is known."""
+        keep_newest(self._known, address, None, _KNOWN)
 
     @contextlib.contextmanager
     def one(self, address: str = "") -> Iterator[trio.CancelScope]:
@@ -170,23 +171,50 @@ class Handshakes:
 
         What runs inside is cancelled when its time is over, or where it has to give way.
         """
+        room = self._acquainted if address in self._known else self._strangers
         with trio.move_on_after(self._seconds) as scope:
-            if self._count >= self._most and not self._make_room(address):
+            if not room.enter(address, scope):
                 scope.cancel()
-                yield scope
-                return
-            self._open.setdefault(address, {})[scope] = trio.current_time()
-            self._count += 1
             try:
                 yield scope
             finally:
-                self.leave(address, scope)
+                room.leave(address, scope)
 
     def leave(self, address: str, scope: trio.CancelScope) -> None:
         """It has said who it is, or is gone: it gives way to nobody, but its time goes on until its end."""
+        self._strangers.leave(address, scope)
+        self._acquainted.leave(address, scope)
+
+
+class _Room:
+    """Room for *most* connections.
+
+    Where one more comes and an address has more than its share, a quarter, the one with most pays for it with its
+    newest, so that whoever has few is not disturbed. If none has more than the newcomer's own, that one's oldest gives
+    way, where it has its share, else the oldest of all; or the newcomer itself, where that one has not had *least*
+    seconds yet. Within a share nobody is the busiest: strangers of many addresses, with one connection each, do not put
+    out a daemon that opens all its lanes at once. One that is alone may fill all the room, until another one comes.
+    """
+
+    def __init__(self, most: int, least: float) -> None:
+        self._most, self._least = most, least
+        self._share = max(most // _SHARES, 1)
+        self.count = 0
+        self._open: dict[str, dict[trio.CancelScope, float]] = {}  # by address: since when, oldest first
+
+    def enter(self, address: str, scope: trio.CancelScope) -> bool:
+        """Whether there is room, if need be in place of another one, which is cancelled."""
+        if self.count >= self._most and not self._make_room(address):
+            return False
+        self._open.setdefault(address, {})[scope] = trio.current_time()
+        self.count += 1
+        return True
+
+    def leave(self, address: str, scope: trio.CancelScope) -> None:
+        """It is gone, if it was here."""
         these = self._open.get(address, {})
         if these.pop(scope, None) is not None:
-            self._count -= 1
+            self.count -= 1
             if not these:
                 del self._open[address]
 

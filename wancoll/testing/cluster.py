@@ -20,11 +20,12 @@ from wancoll.limits import DEFAULT, PROTOCOL_VERSION
 from wancoll.local import OwnFolder, join_address, split_address
 from wancoll.net.ask import ask
 from wancoll.net.listen import is_loopback_host
+from wancoll.net.proof import Proof
 from wancoll.process import Child, end, is_stopped, start
 from wancoll.testing.network import Host, Network, inside
 from wancoll.testing.ports import port_of, reserve
 from wancoll.testing.processes import ClientProcess, fork_service
-from wancoll.trust.papers import ADMIN, AUTHORITY, Papers
+from wancoll.trust.folder import ADMIN_KEY, public_keys
 from wancoll.trust.token import parse
 from wancoll.wire import messages as m
 
@@ -86,7 +87,7 @@ class Cluster:
         secure: bool = False,
     ) -> None:
         self._secure, self._join = secure, ""  # the token for new daemons
-        self._joins: dict[int, str] = {}  # those with which they came: their certificates outlive a lost journal
+        self._joins: dict[int, str] = {}  # those with which they came: their receipts outlive a lost journal
         self._lanes, self._listen, self._startup_timeout = lanes, listen, startup_timeout
         self._network = network
         self._master_args = [f"--heartbeat-timeout={heartbeat_timeout}", *master_args]
@@ -345,16 +346,18 @@ class Cluster:
         master = self._masters[k]
         return master is not None and master.running
 
-    @property
-    def papers(self) -> Papers | None:
-        """To ask the masters with as admin of the first; None: not *secure*."""
+    def proof(self, k: int = 0) -> Proof | None:
+        """What to ask master k with, as its admin; None: not *secure*."""
         if not self._secure:
             return None
-        return Papers(os.path.join(self._authority(0), AUTHORITY), os.path.join(self._authority(0), f"{ADMIN}.pem"))
+        from wancoll.trust.keys import Key
 
-    def _authority(self, k: int) -> str:
+        state = self.master_state(k)
+        return Proof(Key.read(os.path.join(state, ADMIN_KEY)), public_keys(state))
+
+    def master_state(self, k: int = 0) -> str:
         """Master k's state folder."""
-        return os.path.join(self._folder, f"authority-{k}")
+        return os.path.join(self._folder, f"master-state-{k}")
 
     def token(self, *, uses: int = 0, seconds: float = 0.0) -> str:
         """A new token of a *secure* master: for so many daemons (0: any number) and so long (0: for ever)."""
@@ -399,7 +402,7 @@ class Cluster:
             self._join = ""  # the master knows it no more
         arguments = ["master", f"--listen={listen}", f"--journal={journal}", *first, *self._master_args]
         if self._secure:
-            arguments += ["--secure", f"--state={self._authority(k)}", "--announce=127.0.0.0/8"]
+            arguments += ["--secure", f"--state={self.master_state(k)}", "--announce=127.0.0.0/8"]
             arguments += [f"--seal-key={self._folder}/seal.key"] if len(self._masters) > 1 else []
         master = self._masters[k] = self._start(label, arguments, {}, "master")
         self._master_addresses[k] = _dialable(master.said("ready", self._startup_timeout).split()[0])
@@ -468,8 +471,8 @@ class Cluster:
 
     def _ask_master(self, k: int, question: m.Arm | m.StatusRequest | m.MakeToken | m.RevokeToken, who: str) -> Any:
         with _answering(who), inside(self._network, "master"):
-            where, papers = self._master_addresses[k], self.papers
-            return ask(where, question, m.FromMaster, timeout=_ANSWER_TIMEOUT, who=who, papers=papers)
+            where, proof = self._master_addresses[k], self.proof(k)
+            return ask(where, question, m.FromMaster, timeout=_ANSWER_TIMEOUT, who=who, proof=proof)
 
     def _listen_on(self, host: Host) -> str:
         if self._network is not None:
@@ -513,7 +516,7 @@ class Cluster:
             self._peer_addresses.append(("", 0))
 
     def _keys(self, i: int) -> list[str]:
-        """Options for the daemon's certificate; one that starts again has its key, and needs no master for that."""
+        """Options for the daemon's key and token; one that starts again needs no master for them."""
         if not self._secure:
             return []
         if i not in self._joins:

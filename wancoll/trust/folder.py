@@ -91,6 +91,16 @@ def write_secret(path: str, data: bytes) -> None:
     os.replace(new, path)
 
 
+def public_keys(folder: str) -> tuple[bytes, ...]:
+    """The public keys that a master has left in its state *folder*, the newest last.
+
+    Raises:
+        OSError, ValueError: there are none.
+    """
+    with open(os.path.join(folder, MASTER_PUBLIC), encoding="ascii") as file:
+        return tuple(bytes.fromhex(line) for line in file.read().split())
+
+
 @contextlib.contextmanager
 def in_memory(data: bytes) -> Iterator[str]:
     """The path, for as long, of a file with this *data* that is on no disk: `ssl` takes keys from files alone."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from math import inf
 
 from wancoll.wire import messages as m
+from wancoll_master.core.paths import announced
 from wancoll_master.core.ready import Received
 
 SAFETY = 0.1  # share of the lease that is not used
@@ -65,6 +66,8 @@ class StandbyResponder:
         """Whether the one who said this waits; else the answer is for it."""
         known = self._waiting.pop(event.conn, None) is not None
         if known or not self._open or len(self._waiting) >= self._room or not isinstance(event.message, m.Hello):
+            return False
+        if any(map(announced.is_name, event.message.addresses)):  # a name is looked up for those who are known alone
             return False
         self._waiting[event.conn] = event
         return True

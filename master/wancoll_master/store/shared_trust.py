@@ -1,11 +1,11 @@
 """The trust of masters that share an etcd: one key, its tokens and names, each value sealed by their key file.
 
-Under the prefix: "trust/keys" (the masters' keys, two while a rotation is on, and an id), "trust/ID/token/TOKEN",
-"trust/ID/name/NAME" and "trust/ID/key/KEY" (rows of the registry; what was made under keys that were deleted, or
-replaced at once, is under another ID, so nothing of it counts). The key is made once, by whichever master's transaction
-comes first; rows, and rotations, are written by the leader alone, in the fenced writes of EtcdStore, a rotation in one
-transaction however many rows there are: so no two masters rotate differently, and none finds half of one. Standbys look
-at the keys.
+Under the prefix: "trust/keys" (an id, the key of admins on the masters' machines, and the masters' keys, two while a
+rotation is on), "trust/ID/token/TOKEN", "trust/ID/name/NAME" and "trust/ID/key/KEY" (rows of the registry; what was
+made under keys that were deleted, or replaced at once, is under another ID, so nothing of it counts). The key is made
+once, by whichever master's transaction comes first; rows, and rotations, are written by the leader alone, in the fenced
+writes of EtcdStore, a rotation in one transaction however many rows there are: so no two masters rotate differently,
+and none finds half of one. Standbys look at the keys.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ class SharedTrust:
     seal: Seal  # opens them
     id: str  # of these keys; where they were replaced at once there is more after a dot, for the next one's rows
     keys: Sequence[Key]  # the same for all masters, as they were when they were read, the newest last
+    admin: Key  # by which commands on these masters' machines are admin at all of them
     revision: int = 0  # of etcd, when that was written
 
     async def newer(self, etcd: Etcd) -> SharedTrust | None:
@@ -99,7 +100,7 @@ class Rows:
 
     def __init__(self, trust: SharedTrust, store: EtcdStore, known: dict[str, dict[str, str]]) -> None:
         self._trust, self._store, self._known = trust, store, known
-        self.keys = trust.keys
+        self.keys, self.admin = trust.keys, trust.admin
 
     def trust(self, kind: str) -> dict[str, str]:
         """See Book."""
@@ -120,10 +121,11 @@ class Rows:
         """See SharedBook; it is written as rows are, in one transaction."""
         before, seal = self._trust, self._trust.seal
         if anew is not None:
-            self._trust = replace(before, id=f"{before._origin}.{secrets.token_hex(8)}")
+            self.admin = Key.new()
+            self._trust = replace(before, id=f"{before._origin}.{secrets.token_hex(8)}", admin=self.admin)
             self._known = {"token": dict(anew), "name": {}, "key": {}}
         self._trust = replace(self._trust, keys=keys)
-        rows = {f"{before.prefix}trust/keys": _as_text(keys, self._trust.id)}
+        rows = {f"{before.prefix}trust/keys": _as_text(self._trust)}
         rows |= {self._trust._key("token", id): row for id, row in (anew or {}).items()}
         changes = [put(key, seal.close(key, row)) for key, row in rows.items()]
         if anew is not None:
@@ -137,7 +139,7 @@ class Rows:
         for kind, rows in self._known.items():
             again.keep_trust(kind, rows)
         key = f"{trust.prefix}trust/keys"
-        store.keep({key: trust.seal.close(key, _as_text(trust.keys, trust.id))})
+        store.keep({key: trust.seal.close(key, _as_text(trust))})
         return again
 
 
@@ -167,11 +169,11 @@ async def shared(etcd: Etcd, prefix: str, path: str, known: str = "") -> SharedT
 async def _made(etcd: Etcd, prefix: str, path: str) -> SharedTrust:
     """A new key, or that of a master which was faster."""
     seal, new = _key_file(path)
-    key, id, keys = f"{prefix}trust/keys", secrets.token_hex(8), [Key.new()]
-    answer = await etcd.txn([created(key, 0)], [put(key, seal.close(key, _as_text(keys, id)))], [key])
+    key, made = f"{prefix}trust/keys", SharedTrust(prefix, seal, secrets.token_hex(8), [Key.new()], Key.new())
+    answer = await etcd.txn([created(key, 0)], [put(key, seal.close(key, _as_text(made)))], [key])
     if answer.succeeded:
-        log.info("a new key, for all masters of this etcd", key=keys[-1].public.hex(), key_file=path)
-        return SharedTrust(prefix, seal, id, keys, answer.revision)
+        log.info("a new key, for all masters of this etcd", key=made.keys[-1].public.hex(), key_file=path)
+        return replace(made, revision=answer.revision)
     try:
         (entry,) = answer.read
         if entry is None:
@@ -211,7 +213,10 @@ def _opened(entry: Entry, prefix: str, path: str) -> SharedTrust:
         ) from missing  # fmt: skip
     try:
         id, _, pem = seal.open(entry.key, entry.value).partition("\n")
-        return SharedTrust(prefix, seal, id, keys_of(pem.encode()), entry.modified)
+        admin, *keys = keys_of(pem.encode())
+        if not 1 <= len(keys) <= 2:
+            raise ValueError(f"{len(keys)} keys of masters")
+        return SharedTrust(prefix, seal, id, keys, admin, entry.modified)
     except ValueError as bad:
         raise ConfigError(
             "cannot be read by this version", who=f"{entry.key} in etcd", expected="an id and keys", got=str(bad),
@@ -219,5 +224,5 @@ def _opened(entry: Entry, prefix: str, path: str) -> SharedTrust:
         ) from bad  # fmt: skip
 
 
-def _as_text(keys: Sequence[Key], id: str) -> str:
-    return "\n".join([id, b"".join(key.pem for key in keys).decode()])
+def _as_text(trust: SharedTrust) -> str:
+    return "\n".join([trust.id, b"".join(key.pem for key in (trust.admin, *trust.keys)).decode()])

@@ -385,14 +385,14 @@ int wc_tls_handshake(wc_tls *tls)
     return flushed < 0 ? -1 : flushed == 0 ? WC_TLS_WRITES : result != 1 ? WC_TLS_READS : 0;
 }
 
-int wc_tls_key(const wc_tls *tls, uint8_t out[32])
+int wc_tls_key(const wc_tls *tls, uint8_t *out)
 {
     const wc_openssl *o = tls->o;
     X509 *shown = o->SSL_get1_peer_certificate(tls->ssl);
     EVP_PKEY *key = shown ? o->X509_get0_pubkey(shown) : NULL;
-    size_t size = 32;
+    size_t size = WC_KEY_BYTES;
     bool found = key && o->EVP_PKEY_is_a(key, "ED25519") == 1 &&
-                 o->EVP_PKEY_get_raw_public_key(key, out, &size) == 1 && size == 32;
+                 o->EVP_PKEY_get_raw_public_key(key, out, &size) == 1 && size == WC_KEY_BYTES;
     o->X509_free(shown);
     o->ERR_clear_error();
     return found ? 0 : -1;

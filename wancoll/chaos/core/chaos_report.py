@@ -150,7 +150,7 @@ def lines(report: dict[str, Any]) -> list[str]:
     hits = sum(fault["hit"] for fault in report["faults"])
     quiet = f"{speed['ratio']:.2f} of the {format_rate(speed['quiet'], 3)} without faults"
     calls = ", ".join(f"{count} {how}" for how, count in sorted(report["calls"].items()))
-    over = "over TLS with certificates" if report["secure"] else "in clear"
+    over = "over TLS" if report["secure"] else "in clear"
     text = [
         f"{report['seconds']:.0f} s {over}, {counted(len(report['faults']), 'fault')}, {hits} of them hit",
         f"{done} committed in that time, {report['in_all']} with the times before and after",

@@ -69,8 +69,8 @@ def show(
 ) -> int:  # fmt: skip
     """Show all tokens, one a line, without their secrets.
 
-    USES: how many daemons have come with it, of how many that may. "replaced" instead of a time: it names an authority
-    that `wancoll ca rotate` has replaced, and lets nobody new in.
+    USES: how many daemons have come with it, of how many that may. "replaced" instead of a time: it names a key
+    of the master that `wancoll key rotate` has replaced, and lets nobody new in.
     """
     from wancoll.cli.looking.tables import columns, terminal
 

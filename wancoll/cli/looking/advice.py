@@ -17,7 +17,7 @@ SMALL_ARENA = 2 * GIB
 LEAST_PORTS = 1024
 OLDEST_KERNEL = (4, 10)  # whose tcp_info says enough
 PACING_KERNEL = (4, 13)  # from which bbr needs no fq to pace
-FAST_CLOCK = 1.0  # seconds off, from which ages in status and certificates' times mislead
+FAST_CLOCK = 1.0  # seconds off, from which ages in status and ends of tokens mislead
 SHORT_CERTIFICATE = 3600.0  # seconds that are left
 SMALL_MSS = 1220  # bytes of a segment: below, something on the way leaves little room
 USUAL_MSS = 1340
@@ -146,7 +146,7 @@ def synchronised(state: bool | None) -> Finding:
     if state:
         return Finding(OK, "clock", "synchronised")
     told = "the kernel does not say" if state is None else "not synchronised"
-    return Finding(WARN, "clock", told, "run chrony or systemd-timesyncd: certificates and logs go by it")
+    return Finding(WARN, "clock", told, "run chrony or systemd-timesyncd: tokens' ends and logs go by it")
 
 
 # ---- a master ------------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ def clock_offset(offset: float, uncertain: float) -> Finding:
     told = f"the master's is {abs(offset):.3f} s {'ahead' if offset >= 0 else 'behind'}, +- {uncertain:.3f} s"
     surely = abs(offset) - uncertain
     if surely >= CLOCKS_DIFFER:
-        return Finding(FAIL, "clock offset", told, "set the clocks: certificates may be refused")
+        return Finding(FAIL, "clock offset", told, "set the clocks: logs and tokens' ends go by them")
     if surely >= FAST_CLOCK:
         return Finding(WARN, "clock offset", told, "set the clocks: ages in `wancoll status` are wrong by as much")
     return Finding(OK, "clock offset", told)
@@ -189,15 +189,6 @@ def version(who: str, theirs: str, ours: str) -> Finding:
     if theirs == ours:
         return Finding(OK, "version", f"{who} has {theirs}, as here")
     return Finding(FAIL, "version", f"{who} has {theirs or '(unknown)'}, here is {ours}", "install the same everywhere")
-
-
-def certificate(what: str, left: float) -> Finding:
-    """One of this machine's that ends in *left* seconds."""
-    if left <= 0:
-        return Finding(FAIL, "certificate", f"{what} ended {-left / 3600:.1f} h ago", "join again, with a new token")
-    if left < SHORT_CERTIFICATE:
-        return Finding(WARN, "certificate", f"{what} ends in {left / 60:.0f} min", "is its daemon there, to renew it?")
-    return Finding(OK, "certificate", f"{what} is good for {left / 3600:.1f} h")
 
 
 # ---- daemons -------------------------------------------------------------------------------------------

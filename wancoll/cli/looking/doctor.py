@@ -154,11 +154,11 @@ def _synchronised() -> bool | None:
 def _of_master(address: str, asking: Asking, met: list[tuple[str, str]]) -> Iterator[Finding]:
     """What there is to say of it. Where it answers *met* gets its address, and what elects it."""
     try:
-        papers = asking.papers(address)
+        proof = asking.proof(address)
         before, began = time.time(), time.monotonic()
         question = m.StatusRequest(PROTOCOL_VERSION)
         who = f"master {address}"
-        answer = ask(split_address(address), question, m.FromMaster, timeout=asking.timeout, who=who, papers=papers)
+        answer = ask(split_address(address), question, m.FromMaster, timeout=asking.timeout, who=who, proof=proof)
         took = time.monotonic() - began
     except OSError as bad:
         yield advice.master(address, str(bad) or type(bad).__name__, 0.0)
@@ -172,8 +172,6 @@ def _of_master(address: str, asking: Asking, met: list[tuple[str, str]]) -> Iter
     yield advice.master(address, "", took)
     if isinstance(answer, m.StandsBy | m.Status) and answer.elected_by:
         met.append((address, answer.elected_by))
-    if papers is not None:
-        yield from _certificates({"the one of who asks": papers.certificate, "the authority's": papers.authorities})
     if isinstance(answer, m.StandsBy):
         yield Finding(advice.OK, "master", f"{address} stands by; {answer.leader or 'nobody'} leads")
     if not isinstance(answer, m.Status):
@@ -193,14 +191,6 @@ def _of_master(address: str, asking: Asking, met: list[tuple[str, str]]) -> Iter
     worst = sorted(answer.links, key=lambda link: (-link.loss, -link.rtt))
     for link in worst[:_MOST_PATHS]:
         yield advice.measured(link.source, link.target, link.rtt, link.loss)
-
-
-def _certificates(paths: dict[str, str]) -> Iterator[Finding]:
-    from wancoll.trust import authority
-
-    for what, path in paths.items():
-        with contextlib.suppress(OSError, ValueError):
-            yield advice.certificate(what, authority.times(Path(path).read_bytes())[1] - time.time())
 
 
 def _dial(daemon: str, where: str, timeout: float) -> Way:

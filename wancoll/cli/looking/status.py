@@ -33,7 +33,7 @@ MOST_EVENTS = 50  # that a master tells of
 EXIT_NOT_WELL = 3
 
 _MASTER = "HOST:PORT of the master; with standby masters HOST:PORT,HOST:PORT."
-_OWN = "Empty: as --join says, else as the daemon at WANCOLL_SOCKET or the default path, with its certificate"
+_OWN = "Empty: as --join says, else as the daemon at WANCOLL_SOCKET or the default path, with its key"
 Master = Annotated[str, Parameter(help=f"{_MASTER} {NO_MASTER}")]
 MasterOrOwn = Annotated[str, Parameter(help=f"{_MASTER} {_OWN}, else {DEFAULT_MASTER}.")]
 OfGroup = Annotated[str, Parameter(help="Of this group alone. Empty: all.")]
@@ -193,9 +193,9 @@ def fetch(master: str, asking: Asking = Asking(), *, named_by: str = "") -> Stat
     """
     who = f"master {master}{asking.way}"
     try:
-        where, papers = split_address(master), asking.papers(master, named_by=named_by)
+        where, proof = split_address(master), asking.proof(master, named_by=named_by)
         question = StatusRequest(PROTOCOL_VERSION)
-        answer = ask(where, question, FromMaster, timeout=asking.timeout, who=who, papers=papers)
+        answer = ask(where, question, FromMaster, timeout=asking.timeout, who=who, proof=proof)
     except OSError as error:
         raise no_answer("the master gives no status", f"{master}{asking.way}", error) from error
     if isinstance(answer, Status | StandsBy):

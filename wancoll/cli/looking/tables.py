@@ -50,9 +50,8 @@ def render(
         f"master: version {clean(answer.version)}, term {answer.term}, up {duration(answer.uptime)}, "
         f"{counted(len(whole.daemons), 'daemon')}, {counted(len(whole.groups), 'group')}"
     )
-    if answer.rotation:
-        until = datetime.fromtimestamp(answer.rotation_until, UTC).strftime(_TIME)
-        yield Text(f"authority: {clean(answer.rotation)} until {until} UTC (`wancoll ca show`)")
+    if answer.rotating:
+        yield Text("two keys of the master are good: `wancoll key rotate --finish` drops the old one")
     if masters := list(masters):
         yield Text(f"masters: {'; '.join(map(clean, masters))}")
     for group in answer.groups:

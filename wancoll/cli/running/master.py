@@ -48,18 +48,18 @@ def master(
     often = min(DEFAULT.heartbeat_interval, limits.heartbeat_timeout / HEARTBEATS_PER_TIMEOUT)
     listen = address(config.listen, what="--listen", default_port=MASTER_PORT)
     host, port = split_address(listen)
-    secure, state = _makes_authority(config, host), config.state
+    secure, state = _is_secure(config, host), config.state
     own_folder: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
     if secure and not state:
         if port:
             state = default_state(f"master-{port}")
-        elif config.end_when_unused:  # for one run: nobody looks for its authority later
+        elif config.end_when_unused:  # for one run: nobody looks for its key later
             made = OwnFolder()
             own_folder, state = contextlib.closing(made), os.path.join(made.path, "state")
         else:
             raise ConfigError(
-                "a master with an authority needs --state where its port is 0", who=f"--listen {config.listen}",
-                expected="a folder in which it finds the authority again", got="none",
+                "a master that speaks TLS needs --state where its port is 0", who=f"--listen {config.listen}",
+                expected="a folder in which it finds its key again", got="none",
             )  # fmt: skip
     elif not state and port:
         with contextlib.suppress(ConfigError):
@@ -86,22 +86,18 @@ def master(
     return 0
 
 
-def _makes_authority(config: MasterConfig, host: str) -> bool:
+def _is_secure(config: MasterConfig, host: str) -> bool:
     """Whether it is --secure, which is the default where it listens beyond loopback.
 
     Raises:
         ConfigError: options that exclude each other.
     """
-    own = bool(config.ca or config.cert or config.key)
-    said = [option for option, given in (("--secure", config.secure), ("--insecure", config.insecure),
-                                         ("--ca, --cert and --key", own)) if given]  # fmt: skip
-    if len(said) > 1:
+    if config.secure and config.insecure:
         raise ConfigError(
-            f"{' and '.join(said)} exclude each other", who="wancoll master",
-            expected="an authority of its own, or yours, or none", got=f"{len(said)} of them",
-            hint="each may come from the environment, too: WANCOLL_SECURE, WANCOLL_INSECURE, WANCOLL_CERT",
+            "--secure and --insecure exclude each other", who="wancoll master", expected="one of them", got="both",
+            hint="each may come from the environment, too: WANCOLL_SECURE, WANCOLL_INSECURE",
         )  # fmt: skip
-    return config.secure or not (said or is_loopback_host(host))
+    return config.secure or not (config.insecure or is_loopback_host(host))
 
 
 def _journal(path: str, port: int, *, alone: bool) -> str:

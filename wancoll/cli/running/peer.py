@@ -11,7 +11,7 @@ from wancoll.errors import ConfigError
 from wancoll.limits import DEFAULT
 from wancoll.local import MASTER_PORT, split_address, split_addresses
 from wancoll.net.listen import is_loopback_host
-from wancoll.options import DEFAULT_MASTER, Flat, LogFormat, LogLevel, addresses
+from wancoll.options import DEFAULT_MASTER, Flat, LogFormat, LogLevel, addresses, join_text
 from wancoll.peer.config import PeerConfig, PeerLimits
 from wancoll.resources import affordable
 from wancoll.trust.token import parse
@@ -43,6 +43,7 @@ def peer(
         split_address(each, what="--advertise", default_port=0)
     _check_name("--name", config.name)
     _check_name("--site", config.site)
+    config = replace(config, join=join_text(config.join))
     master = config.master or (parse(config.join).address if config.join else DEFAULT_MASTER)
     master = addresses(master, what="--master", default_port=MASTER_PORT)
     config = replace(
@@ -81,11 +82,11 @@ def _listen(config: PeerConfig, master: str) -> str:
     """
     if config.listen:
         split_address(config.listen, what="--listen")
-    if config.join or config.ca or config.cert or config.key:
+    if config.join:
         if config.insecure:
             raise ConfigError(
-                "--insecure excludes --join and certificates", who="wancoll peer", expected="either", got="both",
-                hint="each may come from the environment, too: WANCOLL_INSECURE, WANCOLL_JOIN, WANCOLL_CERT",
+                "--insecure excludes --join", who="wancoll peer", expected="either", got="both",
+                hint="each may come from the environment, too: WANCOLL_INSECURE, WANCOLL_JOIN",
             )  # fmt: skip
         return config.listen or _ANYWHERE
     near = all(is_loopback_host(host) for host, _ in split_addresses(master))
@@ -98,8 +99,8 @@ def _listen(config: PeerConfig, master: str) -> str:
     raise ConfigError(
         "goes beyond this machine, where all would be in clear and nobody asked who is there",
         who=f"wancoll peer {far[0]}" if near else f"wancoll peer --master {master}",
-        expected="--join TOKEN (or WANCOLL_JOIN, or connect(token=...)), as the master printed it; or certificates of "
-        "your own: --ca, --cert and --key", got="neither",
+        expected="--join @FILE with the token that the master printed (or WANCOLL_JOIN, or connect(token=...))",
+        got="none",
         hint="`wancoll token create` on the master's machine makes a token; --insecure (or WANCOLL_INSECURE=true), "
         "here and there, is for a network that is private already",
     )  # fmt: skip

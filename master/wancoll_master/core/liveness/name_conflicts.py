@@ -28,7 +28,7 @@ def admits(step: Step, event: Received, hello: m.Hello) -> bool:
     first = state.daemons.get(hello.daemon)
     if first is None:
         return True
-    if first.incarnation == hello.incarnation:
+    if first.incarnation == hello.incarnation and first.key == (event.identity.key if event.identity else b""):
         if hello.dial < first.dial:
             step.close(conn, f"a newer connection of daemon {first.name} is here")
             return False
