@@ -30,11 +30,14 @@
 
 enum {
     RECORD = 16384,                             /* bytes that one holds at most */
-    RECORD_BYTES = 5 + RECORD + 1 + 16,         /* of it when sealed */
+    RECORD_HEADER = 5,
+    RECORD_BYTES = RECORD_HEADER + RECORD + 17, /* of it when sealed */
     AHEAD = 4 * RECORD_BYTES + 16,              /* that OpenSSL reads at once */
     NOTICES = 256,                              /* room for a few words about the connection, beside a record */
     MOST_BARREN = AHEAD + (32 << 10),           /* bytes from the socket, less twice the data in them */
-    MOST_SHAKING = 2 << 10,                     /* bytes of a handshake. net/tls.py has the same */
+    MOST_EARLY = RECORD_BYTES + 256,            /* the same until the engine has it: a record's bytes come before its data */
+    MOST_SHAKING = 4 << 10,                     /* of a handshake. net/tls.py has the same */
+    SHAKING = 256,                              /* what a record of it counts for, beside what it holds */
     MOST_CERTIFICATES = 1 << 10,                /* and of the certificates in it */
     NO_DATA = 4 << 10,                          /* what new keys count for */
 };
@@ -62,7 +65,7 @@ struct wc_tls {
     int error;           /* it is of no use any more: errno */
     bool through;        /* the handshake is */
     bool owned;          /* by the engine */
-    bool ended;          /* by a close notify */
+    bool ended;          /* by a close notify, or as barren: nothing more is read */
     bool cut;            /* the socket has ended */
     bool resting;        /* nothing is taken from the socket */
     bool drained;        /* nor is there anything in it: epoll says when there is */
@@ -124,11 +127,11 @@ static int bio_write(BIO *bio, const char *bytes, int n)
 /* False: far more has come than was wanted. */
 static bool fruitful(wc_tls *tls)
 {
-    if (tls->barren <= (size_t)(tls->through ? MOST_BARREN : MOST_SHAKING))
+    if (tls->barren <= (size_t)(tls->owned ? MOST_BARREN : tls->through ? MOST_EARLY : MOST_SHAKING))
         return true;
     tls->error = EPROTO;
-    snprintf(tls->reason, sizeof tls->reason, "TLS: %s",
-             tls->through ? "far more records than data (new keys again and again?)" : "a handshake without an end");
+    tls->ended = true;
+    snprintf(tls->reason, sizeof tls->reason, "TLS: far more records than data (new keys again and again?)");
     return false;
 }
 
@@ -138,7 +141,7 @@ static int bio_read(BIO *bio, char *bytes, int n)
     wc_tls *tls = o->BIO_get_data(bio);
     ssize_t got = -1;
     o->BIO_clear_flags(bio, WC_BIO_FLAGS_READ | WC_BIO_FLAGS_SHOULD_RETRY);
-    if (!fruitful(tls))
+    if (tls->error || !fruitful(tls))
         return -1;
     if (!tls->resting && !tls->drained) {
         do
@@ -149,8 +152,9 @@ static int bio_read(BIO *bio, char *bytes, int n)
         tls->cut = got == 0;
         tls->drained = got < n;
     }
+    bool begins = n == RECORD_HEADER && !tls->through; /* OpenSSL asks for nothing beyond it */
     if (got > 0)
-        tls->barren += (size_t)got;
+        tls->barren += (size_t)got + (begins ? SHAKING : 0);
     else if (!tls->cut && !tls->error)
         o->BIO_set_flags(bio, WC_BIO_FLAGS_READ | WC_BIO_FLAGS_SHOULD_RETRY);
     return (int)got;
@@ -232,7 +236,7 @@ static void count_keys(int writes, int version, int type, const void *bytes, siz
     (void)version, (void)bytes, (void)n, (void)ssl;
     wc_tls *tls = given;
     if (!writes && type == WC_SSL3_RT_HANDSHAKE && tls->through)
-        tls->barren += tls->owned ? NO_DATA : MOST_BARREN + 1;
+        tls->barren += tls->owned ? NO_DATA : MOST_EARLY + 1;
 }
 
 static bool set(const wc_openssl *o, SSL_CTX *context, int what, long number, const char *text)
@@ -249,12 +253,11 @@ static const char *prepare(const wc_openssl *o, SSL_CTX *context, const char *ce
     if (!set(o, context, WC_SSL_CTRL_SET_MIN_PROTO_VERSION, WC_TLS1_3_VERSION, NULL) ||
         !set(o, context, WC_SSL_CTRL_SET_MAX_PROTO_VERSION, WC_TLS1_3_VERSION, NULL) ||
         !o->SSL_CTX_set_ciphersuites(context, fast_aes() ? aes : chacha) || !o->SSL_CTX_set_num_tickets(context, 0) ||
-        !set(o, context, WC_SSL_CTRL_SET_GROUPS_LIST, 0, "X25519") ||
+        !set(o, context, WC_SSL_CTRL_SET_GROUPS_LIST, 0, "X25519:P-256") ||
         !set(o, context, WC_SSL_CTRL_SET_SIGALGS_LIST, 0, "ed25519"))
-        return "TLS 1.3 with X25519 and Ed25519";
+        return "TLS 1.3 with Ed25519";
     o->SSL_CTX_ctrl(context, WC_SSL_CTRL_SET_MAX_CERT_LIST, MOST_CERTIFICATES, NULL);
     o->SSL_CTX_ctrl(context, WC_SSL_CTRL_SET_SESS_CACHE_MODE, 0, NULL);
-    o->SSL_CTX_ctrl(context, WC_SSL_CTRL_MODE, WC_SSL_MODE_RELEASE_BUFFERS, NULL);
     o->SSL_CTX_set_default_read_buffer_len(context, AHEAD);
     o->SSL_CTX_set_options(context, WC_SSL_OP_NO_TICKET | WC_SSL_OP_CIPHER_SERVER_PREFERENCE |
                                         WC_SSL_OP_NO_RENEGOTIATION | WC_SSL_OP_UNCOMPRESSED);
@@ -484,15 +487,18 @@ ssize_t wc_tls_receive(wc_tls *tls, struct iovec *pieces, int count, bool *more)
 {
     struct iovec *end = pieces + count;
     size_t have = 0;
+    int result = 1;
     bool waiting = false;
     if (!tls->through)
         return failed(tls);
     tls->o->ERR_clear_error();
-    while ((pieces = skip(pieces, end, 0)) < end && !waiting && !tls->ended && !tls->error) {
+    /* what was opened before it failed can be had */
+    while ((pieces = skip(pieces, end, 0)) < end && result == 1 && !tls->ended && (!tls->error || wc_tls_holds(tls))) {
         size_t n = 0;
-        int result = tls->o->SSL_read_ex(tls->ssl, pieces->iov_base, pieces->iov_len, &n);
+        result = tls->o->SSL_read_ex(tls->ssl, pieces->iov_base, pieces->iov_len, &n);
         waiting = result != 1 && waits(tls, result) && !tls->ended;
         tls->barren -= tls->barren < 2 * n ? tls->barren : 2 * n;
+        result &= fruitful(tls);
         pieces = skip(pieces, end, n);
         have += n;
     }
