@@ -1,7 +1,7 @@
 /* TLS 1.3 on a connection: handshake and records are OpenSSL's, the socket under them is read and written here.
 
-   What is given to be sent is sealed at once, and what the socket does not take of a record stays in `out`: OpenSSL never
-   waits for room. So nothing has to be told again what to send, and memory that was given belongs to its owner as soon
+   What is given to be sent is sealed at once, and what the socket does not take of a record stays in `out`: OpenSSL
+   never waits for room. So nothing has to be told again what to send, and memory that was given belongs to its owner as soon
    as it was taken: a frame that is cancelled in the middle of a record goes on after it, from its private copy, as it
    does after any other byte. A lane that waits for room holds one record.
 
@@ -9,8 +9,8 @@
    the socket, and epoll says nothing of it. A lane whose turn is over takes what is held and reads no further (`rest`):
    what is held after that is less than a record, whose end epoll announces.
 
-   New keys take far longer to open than to send. So an end that sends little else is put out (`barren`), where they count
-   for far more bytes than they have: ours renew a key once in millions of records. Until the engine has it an end may
+   New keys take far longer to open than to send. So an end that sends little else is put out (`barren`): they count for
+   far more bytes than they have: ours renew a key once in millions of records. Until the engine has it an end may
    send none at all: its daemon waits meanwhile, whoever is there. OpenSSL itself bounds records without data. */
 #include "tls.h"
 
@@ -29,34 +29,29 @@
 #endif
 
 enum {
-    RECORD = 16384,                             /* bytes that one holds at most */
+    RECORD = 16384, /* bytes that one holds at most */
     RECORD_HEADER = 5,
     RECORD_BYTES = RECORD_HEADER + RECORD + 17, /* of it when sealed */
-    AHEAD = 4 * RECORD_BYTES + 16,              /* that OpenSSL reads at once */
-    NOTICES = 256,                              /* room for a few words about the connection, beside a record */
-    MOST_BARREN = AHEAD + (32 << 10),           /* bytes from the socket, less twice the data in them */
-    MOST_EARLY = RECORD_BYTES + 256,            /* the same until the engine has it: a record's bytes come before its data */
-    MOST_SHAKING = 4 << 10,                     /* of a handshake. net/tls.py has the same */
-    SHAKING = 256,                              /* what a record of it counts for, beside what it holds */
-    MOST_CERTIFICATES = 1 << 10,                /* and of the certificates in it */
-    NO_DATA = 4 << 10,                          /* what new keys count for */
+    AHEAD = 4 * RECORD_BYTES + 16,      /* that OpenSSL reads at once */
+    NOTICES = 256,                      /* room for a few words about the connection, beside a record */
+    MOST_BARREN = AHEAD + (32 << 10),   /* bytes from the socket, less twice the data in them */
+    MOST_EARLY = RECORD_BYTES + 256,    /* the same until the engine has it: a record's bytes come before its data */
+    MOST_SHAKING = 4 << 10,             /* of a handshake */
+    SHAKING = 256,                      /* what a record of it counts for, beside what it holds */
+    MOST_CERTIFICATE = 1 << 10,         /* bytes of what is shown */
+    NO_DATA = 4 << 10,                  /* what new keys count for */
+    GOOD_FOR = 1 << 22,                 /* records: a key. AES-GCM is for 2^24.5 (RFC 8446, 5.5); OpenSSL counts none */
 };
 
-/* AES-GCM is good for 2^24.5 records under one key (RFC 8446, 5.5); OpenSSL counts none. */
-#define RECORDS (1u << 22)
-
 #ifdef WC_TEST_ALLOCATOR
-/* Tests decide how much a socket takes, and how long a key is good, where they want to. */
+/* Tests decide how much a socket takes, and for how many records a key is good, where they want to. */
 ssize_t wc_test_send(int fd, const void *bytes, size_t n, int flags) __attribute__((weak));
 uint32_t wc_test_records(void) __attribute__((weak));
 #define send(...) (wc_test_send ? wc_test_send(__VA_ARGS__) : send(__VA_ARGS__))
-#undef RECORDS
-#define RECORDS (wc_test_records ? wc_test_records() : 1u << 22)
+#define RECORDS (wc_test_records ? wc_test_records() : GOOD_FOR)
+#else
+#define RECORDS GOOD_FOR
 #endif
-
-struct wc_tls_identity {
-    SSL_CTX *context;
-};
 
 struct wc_tls {
     const wc_openssl *o;
@@ -94,8 +89,7 @@ static ssize_t to_socket(wc_tls *tls, const void *bytes, size_t n)
     return sent;
 }
 
-/* 1: all has left that was sealed. 0: the socket is full. -1 with errno. */
-static int flush(wc_tls *tls)
+int wc_tls_flush(wc_tls *tls)
 {
     while (tls->unsent && !tls->error) {
         ssize_t sent = to_socket(tls, tls->out + tls->left, tls->unsent - tls->left);
@@ -115,10 +109,10 @@ static int bio_write(BIO *bio, const char *bytes, int n)
     if (sent < 0)
         return -1;
     size_t rest = (size_t)(n - sent);
-    if (rest > sizeof tls->out - tls->unsent) {
+    if (rest > sizeof tls->out - tls->unsent)
         tls->error = ENOBUFS;
+    if (tls->error)
         return -1;
-    }
     memcpy(tls->out + tls->unsent, bytes + sent, rest);
     tls->unsent += rest;
     return n;
@@ -152,9 +146,8 @@ static int bio_read(BIO *bio, char *bytes, int n)
         tls->cut = got == 0;
         tls->drained = got < n;
     }
-    bool begins = n == RECORD_HEADER && !tls->through; /* OpenSSL asks for nothing beyond it */
-    if (got > 0)
-        tls->barren += (size_t)got + (begins ? SHAKING : 0);
+    if (got > 0) /* until the engine has it OpenSSL asks for a record's header alone, then for the rest */
+        tls->barren += (size_t)got + (n == RECORD_HEADER && !tls->through ? SHAKING : 0);
     else if (!tls->cut && !tls->error)
         o->BIO_set_flags(bio, WC_BIO_FLAGS_READ | WC_BIO_FLAGS_SHOULD_RETRY);
     return (int)got;
@@ -163,9 +156,8 @@ static int bio_read(BIO *bio, char *bytes, int n)
 static long bio_control(BIO *bio, int what, long number, void *pointer)
 {
     (void)number, (void)pointer;
-    if (what == WC_BIO_CTRL_EOF)
-        return ((wc_tls *)wc_openssl_load()->BIO_get_data(bio))->cut;
-    return what == WC_BIO_CTRL_FLUSH;
+    const wc_tls *tls = wc_openssl_load()->BIO_get_data(bio);
+    return what == WC_BIO_CTRL_EOF ? tls->cut : what == WC_BIO_CTRL_FLUSH;
 }
 
 BIO_METHOD *wc_tls_sockets(const wc_openssl *o)
@@ -203,23 +195,18 @@ static const char *first_reason(const wc_openssl *o)
     return reason ? reason : "no reason given";
 }
 
-static bool use_certificate(const wc_openssl *o, SSL_CTX *context, const char *pem)
+/* False: one cannot be used, or they are not a pair. */
+static bool use(const wc_openssl *o, SSL_CTX *context, const char *certificate, const char *key)
 {
-    BIO *text = o->BIO_new_mem_buf(pem, -1);
-    X509 *certificate = text ? o->PEM_read_bio_X509(text, NULL, no_password, NULL) : NULL;
-    bool used = certificate && o->SSL_CTX_use_certificate(context, certificate) == 1;
-    o->X509_free(certificate);
-    o->BIO_free(text);
-    return used;
-}
-
-static bool use_key(const wc_openssl *o, SSL_CTX *context, const char *pem)
-{
-    BIO *text = o->BIO_new_mem_buf(pem, -1);
-    EVP_PKEY *key = text ? o->PEM_read_bio_PrivateKey(text, NULL, no_password, NULL) : NULL;
-    bool used = key && o->SSL_CTX_use_PrivateKey(context, key) == 1 && o->SSL_CTX_check_private_key(context) == 1;
-    o->EVP_PKEY_free(key);
-    o->BIO_free(text);
+    BIO *texts[] = {o->BIO_new_mem_buf(certificate, -1), o->BIO_new_mem_buf(key, -1)};
+    X509 *shown = texts[0] ? o->PEM_read_bio_X509(texts[0], NULL, no_password, NULL) : NULL;
+    EVP_PKEY *own = texts[1] && shown ? o->PEM_read_bio_PrivateKey(texts[1], NULL, no_password, NULL) : NULL;
+    bool used = own && o->SSL_CTX_use_certificate(context, shown) == 1 &&
+                o->SSL_CTX_use_PrivateKey(context, own) == 1 && o->SSL_CTX_check_private_key(context) == 1;
+    o->EVP_PKEY_free(own);
+    o->X509_free(shown);
+    o->BIO_free(texts[0]);
+    o->BIO_free(texts[1]);
     return used;
 }
 
@@ -256,16 +243,14 @@ static const char *prepare(const wc_openssl *o, SSL_CTX *context, const char *ce
         !set(o, context, WC_SSL_CTRL_SET_GROUPS_LIST, 0, "X25519:P-256") ||
         !set(o, context, WC_SSL_CTRL_SET_SIGALGS_LIST, 0, "ed25519"))
         return "TLS 1.3 with Ed25519";
-    o->SSL_CTX_ctrl(context, WC_SSL_CTRL_SET_MAX_CERT_LIST, MOST_CERTIFICATES, NULL);
+    o->SSL_CTX_ctrl(context, WC_SSL_CTRL_SET_MAX_CERT_LIST, MOST_CERTIFICATE, NULL);
     o->SSL_CTX_ctrl(context, WC_SSL_CTRL_SET_SESS_CACHE_MODE, 0, NULL);
     o->SSL_CTX_set_default_read_buffer_len(context, AHEAD);
     o->SSL_CTX_set_options(context, WC_SSL_OP_NO_TICKET | WC_SSL_OP_CIPHER_SERVER_PREFERENCE |
                                         WC_SSL_OP_NO_RENEGOTIATION | WC_SSL_OP_UNCOMPRESSED);
     o->SSL_CTX_set_msg_callback(context, count_keys);
     o->SSL_CTX_set_cert_verify_callback(context, pass_any, NULL);
-    if (!use_certificate(o, context, certificate))
-        return "the certificate";
-    return use_key(o, context, key) ? NULL : "the key";
+    return use(o, context, certificate, key) ? NULL : "the certificate and its key";
 }
 
 wc_tls_identity *wc_tls_identity_new(const char *certificate, const char *key, char *reason, uint32_t size)
@@ -277,16 +262,12 @@ wc_tls_identity *wc_tls_identity_new(const char *certificate, const char *key, c
         return NULL;
     }
     o->ERR_clear_error();
-    wc_tls_identity *identity = malloc(sizeof *identity);
-    SSL_CTX *context = identity ? o->SSL_CTX_new(o->TLS_method()) : NULL;
+    SSL_CTX *context = o->SSL_CTX_new(o->TLS_method());
     const char *lacks = context ? prepare(o, context, certificate, key) : "memory";
-    if (!lacks) {
-        *identity = (wc_tls_identity){context};
-        return identity;
-    }
+    if (!lacks)
+        return (wc_tls_identity *)context;
     snprintf(reason, size, "%s: %s", lacks, first_reason(o));
     o->SSL_CTX_free(context);
-    free(identity);
     o->ERR_clear_error();
     errno = context ? EINVAL : ENOMEM;
     return NULL;
@@ -294,8 +275,7 @@ wc_tls_identity *wc_tls_identity_new(const char *certificate, const char *key, c
 
 void wc_tls_identity_free(wc_tls_identity *identity)
 {
-    wc_openssl_load()->SSL_CTX_free(identity->context);
-    free(identity);
+    wc_openssl_load()->SSL_CTX_free((SSL_CTX *)identity);
 }
 
 /* ---- connections -------------------------------------------------------------------------------------- */
@@ -304,7 +284,7 @@ wc_tls *wc_tls_new(const wc_tls_identity *identity, int fd, int accepts)
 {
     const wc_openssl *o = wc_openssl_load();
     wc_tls *tls = calloc(1, sizeof *tls);
-    SSL *ssl = tls ? o->SSL_new(identity->context) : NULL;
+    SSL *ssl = tls ? o->SSL_new((SSL_CTX *)identity) : NULL;
     BIO *bio = ssl ? o->BIO_new(o->sockets) : NULL;
     if (!bio) {
         o->SSL_free(ssl);
@@ -339,8 +319,7 @@ void wc_tls_free(wc_tls *tls)
     }
 }
 
-/* A call of OpenSSL has come to nothing. True: it waits for more from the socket, or was told that this is the end. Else it
-   has failed, for good. */
+/* A call of OpenSSL has come to nothing. True: it waits for more from the socket, or this is the end. Else it has failed. */
 static bool waits(wc_tls *tls, int result)
 {
     const wc_openssl *o = tls->o;
@@ -384,7 +363,7 @@ int wc_tls_handshake(wc_tls *tls)
         tls->through = true;
         tls->barren = 0;
     }
-    int flushed = flush(tls);
+    int flushed = wc_tls_flush(tls);
     return flushed < 0 ? -1 : flushed == 0 ? WC_TLS_WRITES : result != 1 ? WC_TLS_READS : 0;
 }
 
@@ -412,11 +391,6 @@ int wc_tls_write(wc_tls *tls, const void *bytes, uint32_t size)
 {
     struct iovec piece = {(void *)bytes, size};
     return (int)wc_tls_send(tls, &piece, 1);
-}
-
-int wc_tls_flush(wc_tls *tls)
-{
-    return flush(tls);
 }
 
 /* ---- records ------------------------------------------------------------------------------------------ */
@@ -459,11 +433,10 @@ ssize_t wc_tls_send(wc_tls *tls, struct iovec *pieces, int count)
     size_t taken = 0;
     if (!tls->through)
         return failed(tls);
-    int flushed = flush(tls);
-    if (flushed == 0)
-        errno = EAGAIN;
-    if (flushed <= 0)
+    if (wc_tls_flush(tls) <= 0) {
+        errno = tls->error ? tls->error : EAGAIN;
         return -1;
+    }
     tls->o->ERR_clear_error();
     pieces = skip(pieces, end, 0);
     while (pieces < end && !tls->unsent) {
@@ -510,8 +483,6 @@ ssize_t wc_tls_receive(wc_tls *tls, struct iovec *pieces, int count, bool *more)
     return waiting || tls->error ? -1 : 0;
 }
 
-/* ---- */
-
 bool wc_tls_unsent(const wc_tls *tls)
 {
     return tls->unsent && !tls->error;
@@ -534,6 +505,6 @@ void wc_tls_end(wc_tls *tls)
     /* what was taken is to leave as if it were the kernel's already: here it would be lost */
     uint32_t any = UINT32_MAX;
     setsockopt(tls->fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &any, sizeof any);
-    if (flush(tls) == 1)
+    if (wc_tls_flush(tls) == 1)
         tls->o->SSL_shutdown(tls->ssl);
 }
