@@ -26,8 +26,7 @@ from wancoll.chaos import Cluster
 from wancoll.collective import DType, ReduceOp
 from wancoll.native.engine import Done
 from wancoll.native.seal import Seals
-from wancoll.trust.authority import Authority, Request, new_key, request
-from wancoll.trust.identity import Identity
+from wancoll.trust.keys import Key
 
 KIB, MIB = 1 << 10, 1 << 20
 CIPHER = "aes-128-gcm"
@@ -71,10 +70,9 @@ def cipher_rate() -> float:
 
 
 def some_seals() -> Seals:
-    """Of an authority that is made here."""
-    authority, key = Authority.make(time.time()), new_key()
-    made = authority.sign(Request.read(request(key)), Identity("bench", "peer"), time.time(), 3600.0)
-    return Seals(authority.certificate, made, key)
+    """Of a key that is made here."""
+    key = Key.new()
+    return Seals(key.certificate(), key.pem)
 
 
 # ---- engines ---------------------------------------------------------------------------------------------

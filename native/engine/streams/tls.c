@@ -319,7 +319,7 @@ void wc_tls_free(wc_tls *tls)
     }
 }
 
-/* A call of OpenSSL has come to nothing. True: it waits for more from the socket, or this is the end. Else it has failed. */
+/* A call of OpenSSL has come to nothing. True: it waits for the socket, or this is the end. Else it has failed. */
 static bool waits(wc_tls *tls, int result)
 {
     const wc_openssl *o = tls->o;
