@@ -160,12 +160,11 @@ void wc_trace(wc_engine *engine, int on);
 
 /* ---- TLS 1.3, by OpenSSL 3 of the system, which is loaded when it is first wanted ---- */
 
-/* What this end shows of itself where it accepts: PEM texts of a certificate and of its key. records: that one key seals before the next takes its place. NULL with errno (ENOSYS: no
-   OpenSSL 3; EINVAL; ENOMEM), and the reason as text in `size` bytes. Any number of connections may be made of it, also
-   when it is freed. */
+/* What this end shows of itself where it accepts: PEM texts of a certificate that its key has signed, and of that Ed25519
+   key. NULL with errno (ENOSYS: no OpenSSL 3; EINVAL; ENOMEM), and the reason as text in `size` bytes. Any number of
+   connections may be made of it, also when it is freed. */
 typedef struct wc_tls_identity wc_tls_identity;
-wc_tls_identity *wc_tls_identity_new(const char *certificate, const char *key, uint64_t records, char *reason,
-                                     uint32_t size);
+wc_tls_identity *wc_tls_identity_new(const char *certificate, const char *key, char *reason, uint32_t size);
 void wc_tls_identity_free(wc_tls_identity *identity);
 
 /* One end of a connection on a connected, non-blocking socket, which stays the caller's until the engine takes both.

@@ -129,10 +129,10 @@ static void tcp_pair(int fds[2])
 /* ---- TLS ---------------------------------------------------------------------------------------------- */
 
 /* One key for so many records: 0, all. NULL: there is no OpenSSL 3 here. */
-static wc_tls_identity *test_identity(uint64_t records)
+static wc_tls_identity *test_identity(void)
 {
     char why[200] = "";
-    wc_tls_identity *made = wc_tls_identity_new(TEST_CERTIFICATE, TEST_CERTIFICATE, TEST_KEY, records, why, sizeof why);
+    wc_tls_identity *made = wc_tls_identity_new(TEST_CERTIFICATE, TEST_KEY, why, sizeof why);
     if (!made && errno != ENOSYS) {
         fprintf(stderr, "%s\n", why);
         exit(2);

@@ -1374,7 +1374,7 @@ static void test_arguments(void)
 /* What does not look at the wire goes the same way over TLS, where this machine has it. */
 static void test_sealed(void)
 {
-    wc_tls_identity *identity = test_identity(50);
+    wc_tls_identity *identity = test_identity();
     sealing = identity;
     if (!sealing)
         return;

@@ -1,13 +1,10 @@
 /* TLS lanes of a real engine against an end that the test holds, with a wire between them on which the test says how far
    bytes come: in pieces, cut, flipped, and with frames that are cancelled at every byte of a record. */
-#include "../engine/streams/openssl.h"
-#include "../engine/streams/records.h"
 #include "../engine/streams/tls.h"
 #pragma GCC diagnostic ignored "-Wunused-function" /* of the bed, which has more than is used here */
 #include "bed.h"
 #include "draw.h"
 
-#include <dlfcn.h>
 #include <stdatomic.h>
 
 enum { SEQ = 3, EPOCH = 5 };
@@ -33,6 +30,14 @@ ssize_t wc_test_send(int fd, const void *bytes, size_t n, int flags)
     if (sent > 0)
         atomic_fetch_sub(&room, sent);
     return sent;
+}
+
+static atomic_uint good_for = 1 << 22; /* records: each key */
+
+uint32_t wc_test_records(void);
+uint32_t wc_test_records(void)
+{
+    return atomic_load(&good_for);
 }
 
 /* ---- a wire ------------------------------------------------------------------------------------------- */
@@ -171,10 +176,10 @@ static size_t frame_text(uint8_t *out, uint64_t seq, uint64_t offset, uint32_t l
 /* ---- tests -------------------------------------------------------------------------------------------- */
 
 /* Both ways at once, in pieces of any size, with new keys every few records of each end. */
-static void test_pieces(wc_engine *engine, uint64_t records, size_t longest)
+static void test_pieces(wc_engine *engine, const wc_tls_identity *identity, uint32_t records, size_t longest)
 {
     enum { FRAME = 65536, TOTAL = 4 * FRAME };
-    wc_tls_identity *identity = test_identity(records);
+    atomic_store(&good_for, records);
     wire w = wire_up(engine, identity);
     buffer input = buffer_new(TOTAL), result = buffer_new(TOTAL);
     for (uint64_t i = 0; i < TOTAL; i++)
@@ -215,213 +220,10 @@ static void test_pieces(wc_engine *engine, uint64_t records, size_t longest)
         right &= result.data[i] == byte_of(SEQ + 1, i);
     CHECK(right);
     wire_down(&w);
-    wc_tls_identity_free(identity);
+    atomic_store(&good_for, 1 << 22);
     free(text);
     CHECK(buffer_free(&input));
     CHECK(buffer_free(&result));
-}
-
-/* ---- OpenSSL at the other end, records and all -------------------------------------------------------- */
-
-typedef struct {
-    int (*SSL_set_fd)(SSL *, int);
-    int (*SSL_read)(SSL *, void *, int);
-    int (*SSL_write)(SSL *, const void *, int);
-    int (*SSL_key_update)(SSL *, int);
-    int (*SSL_shutdown)(SSL *);
-} theirs;
-
-static SSL_CTX *their_context(const wc_openssl *o, const char *suite)
-{
-    SSL_CTX *context = o->SSL_CTX_new(o->TLS_method());
-    BIO *texts[] = {o->BIO_new_mem_buf(TEST_CERTIFICATE, -1), o->BIO_new_mem_buf(TEST_KEY, -1)};
-    X509 *certificate = o->PEM_read_bio_X509(texts[0], NULL, NULL, NULL);
-    EVP_PKEY *key = o->PEM_read_bio_PrivateKey(texts[1], NULL, NULL, NULL);
-    must(o->SSL_CTX_use_certificate(context, certificate) == 1 && o->SSL_CTX_use_PrivateKey(context, key) == 1 &&
-             o->SSL_CTX_set_ciphersuites(context, suite) == 1 && o->SSL_CTX_set_num_tickets(context, 0) == 1,
-         "context");
-    o->X509_free(certificate);
-    o->EVP_PKEY_free(key);
-    o->BIO_free(texts[0]);
-    o->BIO_free(texts[1]);
-    return context;
-}
-
-/* Each end of the stream: bytes that follow from their place, in pieces of any size, with new keys of both. */
-static void test_with_openssl(const char *suite, int accepts)
-{
-    enum { TOTAL = 300000, MOST = 50000 };
-    const wc_openssl *o = wc_openssl_load();
-    void *library = dlopen("libssl.so.3", RTLD_NOW | RTLD_LOCAL);
-    theirs t;
-    must(library != NULL, "libssl");
-    *(void **)&t.SSL_set_fd = dlsym(library, "SSL_set_fd");
-    *(void **)&t.SSL_read = dlsym(library, "SSL_read");
-    *(void **)&t.SSL_write = dlsym(library, "SSL_write");
-    *(void **)&t.SSL_key_update = dlsym(library, "SSL_key_update");
-    *(void **)&t.SSL_shutdown = dlsym(library, "SSL_shutdown");
-    wc_tls_identity *identity = test_identity(3);
-    SSL_CTX *context = their_context(o, suite);
-    int fds[2];
-    tcp_pair(fds);
-    wc_tls *ours = wc_tls_new(identity, fds[0], accepts);
-    SSL *ssl = o->SSL_new(context);
-    must(ours && ssl && t.SSL_set_fd(ssl, fds[1]) == 1, "ends");
-    (accepts ? o->SSL_set_connect_state : o->SSL_set_accept_state)(ssl);
-    for (int a = 1, b = 0; a || b != 1;) {
-        a = wc_tls_handshake(ours);
-        b = o->SSL_do_handshake(ssl);
-        must(a >= 0, wc_tls_reason(ours));
-    }
-    wc_tls_take(ours);
-    static uint8_t out[MOST], in[MOST];
-    size_t sent[2] = {0, 0}, came[2] = {0, 0};
-    bool right = true;
-    for (long turn = 0; (came[0] < TOTAL || came[1] < TOTAL) && turn < 1000000; turn++) {
-        for (int end = 0; end < 2; end++) {
-            size_t left = TOTAL - sent[end], most = 1 + draw() % (draw() % 4 ? 200 : MOST), n = most < left ? most : left;
-            for (size_t i = 0; i < n; i++)
-                out[i] = byte_of((uint64_t)end, sent[end] + i);
-            struct iovec pieces[2] = {{out, n / 3}, {out + n / 3, n - n / 3}};
-            if (end == 1 && n && draw() % 5 == 0) /* alone they would be too many */
-                t.SSL_key_update(ssl, (int)(draw() % 2));
-            long taken = n == 0 ? wc_tls_flush(ours) * 0 : end ? t.SSL_write(ssl, out, (int)n) : wc_tls_send(ours, pieces, 2);
-            sent[end] += taken > 0 ? (size_t)taken : 0;
-            must(taken >= 0 || end || errno == EAGAIN, wc_tls_reason(ours));
-            most = 1 + draw() % MOST;
-            bool more;
-            struct iovec room[3] = {{in, most / 5}, {in + most / 5, most / 4}, {in + most / 5 + most / 4, most - most / 5 - most / 4}};
-            long got = end ? t.SSL_read(ssl, in, (int)most) : wc_tls_receive(ours, room, 3, &more);
-            must(got > 0 || end || errno == EAGAIN, wc_tls_reason(ours));
-            for (long i = 0; i < got; i++)
-                right &= in[i] == byte_of((uint64_t)!end, came[end] + (size_t)i);
-            came[end] += got > 0 ? (size_t)got : 0;
-        }
-    }
-    if (!CHECK(right && came[0] == TOTAL && came[1] == TOTAL))
-        fprintf(stderr, "%s, %s: %zu and %zu bytes came, %s\n", suite, accepts ? "accepted" : "dialled", came[0], came[1],
-                right ? "right" : "wrong");
-    wc_tls_end(ours);
-    CHECK(t.SSL_read(ssl, in, MOST) == 0);
-    t.SSL_shutdown(ssl);
-    CHECK(wc_tls_read(ours, in, MOST) == 0);
-    wc_tls_free(ours);
-    o->SSL_free(ssl);
-    o->SSL_CTX_free(context);
-    o->ERR_clear_error();
-    wc_tls_identity_free(identity);
-    close(fds[0]);
-    close(fds[1]);
-    dlclose(library);
-}
-
-/* ---- records that the test seals ---------------------------------------------------------------------- */
-
-static uint8_t their_secret[32];
-
-static void take_their_secret(const SSL *ssl, const char *line)
-{
-    (void)ssl;
-    const char *digits = strrchr(line, ' ');
-    unsigned byte;
-    if (strncmp(line, "CLIENT_TRAFFIC_SECRET_0 ", 24) == 0)
-        for (size_t i = 0; i < sizeof their_secret && sscanf(digits + 1 + 2 * i, "%2x", &byte) == 1; i++)
-            their_secret[i] = (uint8_t)byte;
-}
-
-/* A lane whose other end has shaken hands by OpenSSL; then `keys` seal for it what is sent through near[1]. */
-static wire forged_up(wc_engine *engine, const wc_tls_identity *identity, wc_keys *keys)
-{
-    const wc_openssl *o = wc_openssl_load();
-    wire w = {.engine = engine, .link = next_link(), .far = {-1, -1}};
-    void *library = dlopen("libssl.so.3", RTLD_NOW | RTLD_LOCAL);
-    int (*set_fd)(SSL *, int);
-    must(library != NULL, "libssl");
-    *(void **)&set_fd = dlsym(library, "SSL_set_fd");
-    SSL_CTX *context = their_context(o, "TLS_AES_128_GCM_SHA256");
-    o->SSL_CTX_set_keylog_callback(context, take_their_secret);
-    tcp_pair(w.near);
-    wc_tls *ours = wc_tls_new(identity, w.near[0], 1);
-    SSL *ssl = o->SSL_new(context);
-    must(ours && ssl && set_fd(ssl, w.near[1]) == 1, "ends");
-    o->SSL_set_connect_state(ssl);
-    for (int a = 1, b = 0; a || b != 1;) {
-        b = o->SSL_do_handshake(ssl);
-        a = wc_tls_handshake(ours);
-        must(a >= 0, wc_tls_reason(ours));
-    }
-    must(wc_keys_begin(keys, o, 0x1301, their_secret, true), "keys");
-    o->SSL_free(ssl);
-    o->SSL_CTX_free(context);
-    o->ERR_clear_error();
-    dlclose(library);
-    must(wc_link_open(engine, w.link, 1, 1, EPOCH) == 0 && wc_lane_attach_tls(engine, w.link, 0, ours, 0) == 0, "attach");
-    return w;
-}
-
-static void send_forged(const wire *w, wc_keys *keys, uint8_t type, const void *bytes, size_t size)
-{
-    static uint8_t record[WC_RECORD_BYTES + 16];
-    must(wc_record_seal(keys, type, &(struct iovec){(void *)bytes, size}, size, record), "seal");
-    size += WC_RECORD_HEADER + WC_RECORD_END;
-    must(send(w->near[1], record, size, MSG_NOSIGNAL) == (ssize_t)size, "send");
-}
-
-/* An end that is verified, and seals what ours would not: only what has its very form is taken. */
-static void test_forged(wc_engine *engine, const wc_tls_identity *identity)
-{
-    enum { BYTES = WC_RECORD - sizeof(wc_frame) }; /* a frame that is the longest record */
-    static const struct {
-        const char *why; /* it is put out; NULL: it is not */
-        uint8_t type;
-        size_t size;
-        uint8_t words[8];
-    } CASES[] = {
-        {NULL, WC_TYPE_HANDSHAKE, 5, {24, 0, 0, 1, 0}},
-        {NULL, WC_TYPE_HANDSHAKE, 5, {24, 0, 0, 1, 1}}, /* new keys of ours, too */
-        {"a kind that has no place here", WC_TYPE_HANDSHAKE, 5, {24, 0, 0, 1, 2}},
-        {"a kind that has no place here", WC_TYPE_HANDSHAKE, 5, {24, 0, 0, 2, 0}},
-        {"a kind that has no place here", WC_TYPE_HANDSHAKE, 5, {24, 0, 1, 1, 0}},
-        {"a kind that has no place here", WC_TYPE_HANDSHAKE, 5, {24, 1, 0, 1, 0}},
-        {"a kind that has no place here", WC_TYPE_HANDSHAKE, 5, {4, 0, 0, 1, 0}},
-        {"a kind that has no place here", WC_TYPE_HANDSHAKE, 4, {24, 0, 0, 1}},
-        {"a kind that has no place here", WC_TYPE_HANDSHAKE, 6, {24, 0, 0, 1, 0, 0}},
-        {"a kind that has no place here", WC_TYPE_HANDSHAKE, WC_RECORD, {24, 0, 0, 1, 0}},
-        {"a kind that has no place here", 0, 5, {24, 0, 0, 1, 0}},
-        {"an impossible length", WC_TYPE_DATA, WC_RECORD + 1, {0}},
-    };
-    for (size_t i = 0; i < sizeof CASES / sizeof *CASES; i++) {
-        wc_keys keys;
-        wire w = forged_up(engine, identity, &keys);
-        buffer result = buffer_new(BYTES), input = buffer_new(100);
-        static uint8_t text[WC_RECORD + 1];
-        wc_step steps[2];
-        wc_op in = lane_op(&w, &steps[0], 8, SEQ, WC_RECV, result.data, BYTES);
-        wc_op out = lane_op(&w, &steps[1], 9, SEQ + 1, WC_SEND, input.data, 100);
-        CHECK(wc_post(engine, &in) == 0);
-        memset(text, 0, sizeof text);
-        memcpy(text, CASES[i].words, sizeof CASES[i].words);
-        send_forged(&w, &keys, CASES[i].type, text, CASES[i].size);
-        if (CASES[i].why) {
-            wc_event event = event_of(&w, DEADLINE_MS);
-            if (!CHECK(event.type == WC_EV_LANE_DOWN && event.error == EBADMSG && strstr(event.text, CASES[i].why)))
-                fprintf(stderr, "case %zu: %d, %d %s\n", i, event.type, event.error, event.text);
-            CHECK(wc_cancel(engine, 8) == 0 && event_of(&w, DEADLINE_MS).type == WC_EV_CANCELLED);
-        } else {
-            must(wc_keys_renew(&keys), "renew");
-            send_forged(&w, &keys, WC_TYPE_DATA, text, frame_text(text, SEQ, 0, BYTES));
-            CHECK(event_of(&w, DEADLINE_MS).type == WC_EV_DONE && result.data[BYTES - 1] == byte_of(SEQ, BYTES - 1));
-            CHECK(wc_post(engine, &out) == 0 && event_of(&w, DEADLINE_MS).type == WC_EV_DONE);
-            uint8_t header[WC_RECORD_HEADER];
-            must(recv(w.near[1], header, sizeof header, MSG_WAITALL) == sizeof header, "recv");
-            bool renewed = header[3] == 0 && header[4] == 5 + WC_RECORD_END; /* else it is the frame */
-            CHECK(renewed == (CASES[i].words[4] == 1));
-        }
-        wc_keys_end(&keys);
-        wire_down(&w);
-        CHECK(buffer_free(&result));
-        CHECK(buffer_free(&input));
-    }
 }
 
 /* What was opened before the connection broke is handed over first, and then that it is broken. */
@@ -493,10 +295,10 @@ static void test_ends(wc_engine *engine, const wc_tls_identity *identity)
 }
 
 /* The other end sends new keys with each byte of a frame: it is put out long before the frame is whole. */
-static void test_barren(wc_engine *engine)
+static void test_barren(wc_engine *engine, const wc_tls_identity *identity)
 {
     enum { BYTES = 8000 };
-    wc_tls_identity *identity = test_identity(1);
+    atomic_store(&good_for, 1);
     wire w = wire_up(engine, identity);
     buffer result = buffer_new(BYTES);
     wc_step step;
@@ -514,16 +316,16 @@ static void test_barren(wc_engine *engine)
     CHECK(strstr(event.text, "more records than data") != NULL);
     CHECK(wc_cancel(engine, 7) == 0 && event_of(&w, DEADLINE_MS).type == WC_EV_CANCELLED);
     wire_down(&w);
-    wc_tls_identity_free(identity);
+    atomic_store(&good_for, 1 << 22);
     CHECK(buffer_free(&result));
 }
 
 /* Count the records with new keys, a byte after each, that one of our ends takes before it gives up the other. */
-static int taken_keys(bool owned)
+static int taken_keys(const wc_tls_identity *identity, bool owned)
 {
     enum { MANY = 1000 };
-    wc_tls_identity *identity = test_identity(1);
     wc_tls *ends[2];
+    atomic_store(&good_for, 1);
     int fds[2], taken = 0;
     uint8_t text[MANY] = {0}, in[MANY];
     tcp_pair(fds);
@@ -541,111 +343,8 @@ static int taken_keys(bool owned)
         wc_tls_free(ends[i]);
         close(fds[i]);
     }
-    wc_tls_identity_free(identity);
+    atomic_store(&good_for, 1 << 22);
     return taken - 1; /* the first byte has none before it */
-}
-
-/* ---- OpenSSL that fails ------------------------------------------------------------------------------- */
-
-enum { MOST_SEALED = 64 };
-
-static wc_openssl real;
-static long fails_after = -1; /* so many calls more; less than 0: none does */
-static struct {
-    const EVP_CIPHER_CTX *cipher;
-    uint8_t key[32], nonce[12];
-} sealed[MOST_SEALED], keyed[8]; /* records, and the keys that ciphers have now */
-static int sealed_count, keyed_count;
-
-static bool fails(void)
-{
-    return fails_after >= 0 && fails_after-- == 0;
-}
-
-static EVP_KDF *failing_kdf(void *context, const char *name, const char *properties)
-{
-    return fails() ? NULL : real.EVP_KDF_fetch(context, name, properties);
-}
-
-static EVP_KDF_CTX *failing_kdf_new(EVP_KDF *kdf)
-{
-    return fails() ? NULL : real.EVP_KDF_CTX_new(kdf);
-}
-
-static int failing_derive(EVP_KDF_CTX *context, uint8_t *out, size_t size, const wc_param *given)
-{
-    return fails() ? 0 : real.EVP_KDF_derive(context, out, size, given);
-}
-
-static EVP_CIPHER *failing_cipher(void *context, const char *name, const char *properties)
-{
-    return fails() ? NULL : real.EVP_CIPHER_fetch(context, name, properties);
-}
-
-static int failing_init(EVP_CIPHER_CTX *cipher, const EVP_CIPHER *kind, void *engine, const uint8_t *key,
-                        const uint8_t *nonce, int seals)
-{
-    if (fails())
-        return 0;
-    int at = 0;
-    while (at < keyed_count && keyed[at].cipher != cipher)
-        at++;
-    if (key && seals == 1) {
-        must(at < 8, "few ciphers");
-        keyed_count = at == keyed_count ? at + 1 : keyed_count;
-        keyed[at].cipher = cipher;
-        memcpy(keyed[at].key, key, 16);
-    } else if (nonce && at < keyed_count) {
-        must(sealed_count < MOST_SEALED, "few records");
-        sealed[sealed_count] = keyed[at];
-        memcpy(sealed[sealed_count++].nonce, nonce, 12);
-    }
-    return real.EVP_CipherInit_ex(cipher, kind, engine, key, nonce, seals);
-}
-
-/* Whenever OpenSSL fails an end that seals, keys are renewed in between, that is told, and nothing is sealed with a
-   nonce that its key had. */
-static void test_failures(void)
-{
-    wc_openssl *loaded = (wc_openssl *)wc_openssl_load();
-    wc_tls_identity *identity = test_identity(2);
-    uint8_t word[100] = "hello";
-    real = *loaded;
-    loaded->EVP_KDF_fetch = failing_kdf;
-    loaded->EVP_KDF_CTX_new = failing_kdf_new;
-    loaded->EVP_KDF_derive = failing_derive;
-    loaded->EVP_CIPHER_fetch = failing_cipher;
-    loaded->EVP_CipherInit_ex = failing_init;
-    bool failed_once = true;
-    for (int at = 0; failed_once; at++) {
-        int fds[2], wrote = 1;
-        wc_tls *ends[2];
-        sealed_count = keyed_count = 0;
-        tcp_pair(fds);
-        must(tls_pair(identity, fds, ends), "handshake");
-        fails_after = at;
-        for (int i = 0; i < 5 && wrote > 0; i++) {
-            errno = 0;
-            wrote = wc_tls_write(ends[0], word, sizeof word);
-        }
-        failed_once = fails_after < 0;
-        fails_after = -1;
-        if (failed_once)
-            CHECK(wrote == -1 && errno == EIO && strncmp(wc_tls_reason(ends[0]), "TLS: ", 5) == 0);
-        CHECK(failed_once == (wc_tls_write(ends[0], word, sizeof word) == -1));
-        wc_tls_end(ends[0]);
-        for (int i = 0; i < sealed_count; i++)
-            for (int j = 0; j < i; j++)
-                CHECK(memcmp(sealed[i].key, sealed[j].key, 16) != 0 || memcmp(sealed[i].nonce, sealed[j].nonce, 12) != 0);
-        CHECK(failed_once || sealed_count == 6 + 2 + 1); /* what was written, new keys, the end */
-        CHECK(at > 10 || failed_once);
-        for (int i = 0; i < 2; i++) {
-            wc_tls_free(ends[i]);
-            close(fds[i]);
-        }
-    }
-    *loaded = real;
-    wc_tls_identity_free(identity);
 }
 
 /* ---- attacks ------------------------------------------------------------------------------------------ */
@@ -836,27 +535,22 @@ int main(int count, char **arguments)
 {
     long every = count > 1 ? atol(arguments[1]) : 331, attacks = count > 2 ? atol(arguments[2]) : 300;
     wc_config config = {.workers = 1, .segment = 65536, .stripe = 65536};
-    wc_tls_identity *identity = test_identity(1 << 22);
+    wc_tls_identity *identity = test_identity();
     if (!identity) {
         printf("no OpenSSL 3 here\n");
         return 0;
     }
     wc_engine *engine = wc_engine_new(&config);
     must(engine != NULL, "wc_engine_new");
-    for (int accepts = 0; accepts < 2; accepts++) {
-        test_with_openssl("TLS_AES_128_GCM_SHA256", accepts);
-        test_with_openssl("TLS_AES_256_GCM_SHA384", accepts);
-        test_with_openssl("TLS_CHACHA20_POLY1305_SHA256", accepts);
-    }
-    test_pieces(engine, 1 << 22, 4096);
-    for (uint64_t records = 1; records < 4; records++)
-        test_pieces(engine, records, records == 2 ? 60 : 4096);
-    test_barren(engine);
-    test_forged(engine, identity);
+    test_pieces(engine, identity, 1 << 22, 4096);
+    for (uint32_t records = 1; records < 4; records++)
+        test_pieces(engine, identity, records, records == 2 ? 60 : 4096);
+    test_barren(engine, identity);
     test_held(identity);
-    CHECK(taken_keys(false) == 0);
-    CHECK(taken_keys(true) == 7);
-    test_failures();
+    CHECK(taken_keys(identity, false) == 0);
+    int taken = taken_keys(identity, true);
+    if (!CHECK(taken > 0 && taken < 40))
+        fprintf(stderr, "%d keys were taken\n", taken);
     test_ends(engine, identity);
     long first = 16384 + 22, step; /* a whole record */
     for (long taken = 0; taken < 2 * first; taken += step) {

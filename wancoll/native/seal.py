@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from wancoll import _native as c
 
 READS, WRITES = 1, 2
-RECORDS = 1 << 22  # that one key seals; AES-GCM is good for 2**24.5 (RFC 8446, 5.5)
 _KEY_BYTES = 32
 _REASON_BYTES = 240
 
@@ -24,7 +23,7 @@ _REASON_BYTES = 240
 def check_possible() -> None:
     """Raise ConfigError where there is no OpenSSL 3."""
     reason = ffi.new("char[]", _REASON_BYTES)
-    if not lib.wc_tls_identity_new(b"", b"", RECORDS, reason, _REASON_BYTES) and ffi.errno == errno.ENOSYS:
+    if not lib.wc_tls_identity_new(b"", b"", reason, _REASON_BYTES) and ffi.errno == errno.ENOSYS:
         raise _impossible(ffi.string(reason).decode(errors="replace"))
 
 
@@ -42,16 +41,15 @@ class Seals:
     Args:
         certificate: an envelope of its public key, PEM.
         key: the private key, PEM, without a password.
-        records: that one key seals before the next takes its place.
 
     Raises:
         ConfigError: they cannot be used, or there is no OpenSSL 3.
     """
 
-    def __init__(self, certificate: bytes, key: bytes, records: int = RECORDS) -> None:
+    def __init__(self, certificate: bytes, key: bytes) -> None:
         self._seals: c.Pointer | None = None
         reason = ffi.new("char[]", _REASON_BYTES)
-        made = lib.wc_tls_identity_new(certificate, key, records, reason, _REASON_BYTES)
+        made = lib.wc_tls_identity_new(certificate, key, reason, _REASON_BYTES)
         if not made:
             code, text = ffi.errno, ffi.string(reason).decode(errors="replace")
             if code == errno.ENOSYS:
