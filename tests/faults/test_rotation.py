@@ -159,12 +159,13 @@ def test_a_running_group_survives_a_master_that_lost_its_journal_and_kept_its_ke
     with cluster_of(MEMBERS) as cluster:
         comms = in_threads(lambda i: cluster.connect(i, group="g", start_world=MEMBERS), MEMBERS, 30)
         [(epoch, *_)] = work(comms, lambda: False)
+        before = cluster.token()
         cluster.kill_master()
         cluster.start_master(lose_journal=True)
         assert work(comms, lambda: len(cluster.status().daemons) < MEMBERS) == {(epoch, MEMBERS, 1, 111.0)}
         assert cluster.master_logs(1000).count("known by its receipt alone") == MEMBERS
         cluster.restart_peer(0)
-        late = cluster.add_peer()  # with the token of before
+        late = cluster.add_peer(f"--join={before}")
         assert cluster.wait(late) == 2
         assert "is not known, or its secret is wrong" in cluster.logs(late)
         wait_until(lambda: cluster.name(0) in cluster.status().daemons, PATIENCE, "a known one starts again")
