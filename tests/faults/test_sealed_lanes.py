@@ -259,7 +259,7 @@ def test_an_evicted_member_with_a_good_receipt_reaches_nobodys_lanes(tmp_path: P
         ]
         said = in_threads(lambda k: knocks[k](), len(knocks), 30)
         assert all(isinstance(one, m.LaneRefused) for one in said), said
-        assert all("is a member of daemon" in one.reason for one in said[4:]), said
+        assert all("whose key is" in one.reason for one in said[4:]), said
         outcomes = reduce_all(comms, range(2))
         assert all(outcome.receipt.attempts == 1 for outcome in outcomes), "the link between the others is as it was"
         rogue.close()
