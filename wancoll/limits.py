@@ -18,7 +18,6 @@ MIB = 1024 * KIB
 GIB = 1024 * MIB
 BLOCK = 64 * KIB  # of an operation's input or result: what is filled, and hashed, as one
 WITHOUT_END = 1e9  # seconds, of a master_grace
-CLOCKS_DIFFER = 600.0  # seconds at most, of any two machines, where certificates are good for longer
 WORD = 4  # what says of a block of a result in which attempt it became final
 
 

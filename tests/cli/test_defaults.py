@@ -294,7 +294,7 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
 def test_a_master_beyond_loopback_lets_in_who_has_its_token_and_nobody_else(tmp_path: Path) -> None:
     env, peer = environment(tmp_path), [*WANCOLL, "peer", "--name", "p", "--socket", str(tmp_path / "s")]
     listen = ["--listen", "*:0", "--journal", "none"]
-    with started(*WANCOLL, "master", *listen, "--state", str(tmp_path / "authority"), env=env) as master:
+    with started(*WANCOLL, "master", *listen, "--state", str(tmp_path / "master"), env=env) as master:
         invited = re.fullmatch(r"wancoll peer --join (WC2\S+)", said(master))
         assert master.stdout is not None
         ready = re.fullmatch(r"wancoll master ready \S+:(\d+)\n", master.stdout.readline())

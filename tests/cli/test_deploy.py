@@ -28,13 +28,27 @@ DEPLOY = ROOT / "deploy"
 WORKFLOWS = sorted((ROOT / ".github").rglob("*.yml"))
 YAML = [*sorted(DEPLOY.rglob("*.yaml")), *sorted(DEPLOY.rglob("*.yml")), *WORKFLOWS]
 KUBERNETES = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
-COMMANDS = ("master", "peer", "status", "evict", "perf", "token create", "token list", "token revoke")
+COMMANDS = (
+    "master",
+    "peer",
+    "status",
+    "evict",
+    "perf",
+    "token create",
+    "token list",
+    "token revoke",
+    "key show",
+    "key rotate",
+    "key revoke",
+)
 TEXTS = [DEPLOY / "Containerfile", DEPLOY / "slurm.sh", *YAML]
 COMMAND = "/opt/wancoll/bin/wancoll"
 ENVIRONMENTS = {"wancoll.env": "WANCOLL_JOIN", "master-etcd.env": "WANCOLL_ETCD"}  # and what they set
 UNITS = {"wancoll-master.service": "master", "wancoll-peer@.service": "peer"}
 SECRETS = {"WANCOLL_ETCD_PASSWORD"}  # no option: others on the machine would see it
-CALL = re.compile(r"(?:\bwancoll|wancoll\"?) (master|peer|status|evict|perf|token create)\b(?![-.])([^\n;|`)>]*)")
+CALL = re.compile(
+    r"(?:\bwancoll|wancoll\"?) (master|peer|status|evict|perf|token create|key rotate)\b(?![-.])([^\n;|`)>]*)"
+)
 
 
 def names(command: str) -> tuple[set[str], set[str]]:

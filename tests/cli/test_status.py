@@ -351,7 +351,7 @@ def test_a_part_has_the_groups_own_events_and_links(capsys):
     assert status.Shown("", 0).part(whole).events == []
 
 
-# ---- tokens and authorities ---------------------------------------------------------------------------
+# ---- tokens and keys ----------------------------------------------------------------------------------
 
 
 def test_columns_fit_80_of_a_terminal_and_are_a_line_each_for_a_program(capsys):

@@ -438,7 +438,7 @@ class Cluster:
         Args:
             name: before_commit, half_commit (one member has been told), after_commit, before_epoch, half_epoch,
                 after_epoch, before_persist (of numbers to the journal), before_rotation or after_rotation (the next
-                phase of its authorities is kept, and nobody is told), store_write or store_sync (of numbers to the
+                key is kept, and nobody is told), store_write or store_sync (of numbers to the
                 journal: nothing of them is there, or all is).
             action: "kill" (SIGKILL), "pause" (SIGSTOP) or "clear" (disarm); at store_write and store_sync also "fail":
                 until it is cleared, as on a full disk.

@@ -71,7 +71,7 @@ def run(
         keep_logs: Folder that the processes' logs are copied to. Without it they are kept only after a violation, in
             wancoll-chaos-SEED-logs.
         voters: As in `wancoll master`.
-        secure: Certificates for all daemons: what they say goes over TLS, lanes too.
+        secure: All that daemons say goes over TLS, lanes too.
         spoil: Change results, so that the run fails.
     """
     from rich.console import Console

@@ -52,7 +52,7 @@ def run(
         seed: Seed of the first parameters and of the batches. The same seed ends in the same bytes.
         picture: Path of the PNG with the loss curve; overwritten.
         silence_timeout: Seconds without a word from any training process after which the demo gives up.
-        secure: Certificates for all peers: what they say goes over TLS, tensors too.
+        secure: All that peers say goes over TLS, tensors too.
         spoil: Flip a bit in one replica.
     """
     from wancoll.demo.data import BATCH, check_extra
