@@ -499,9 +499,9 @@ class Server:
     async def _read(self, number: int, connection: Stream, who: str) -> str:
         """Feed the state machine until the connection ends; returns why it did."""
         limits = self._limits
-        decoder: Decoder[m.FromPeer] = Decoder(m.FromPeer, min(limits.message_bytes, limits.handshake_bytes))
+        decoder: Decoder[m.SaidToMaster] = Decoder(m.SaidToMaster, min(limits.message_bytes, limits.handshake_bytes))
         try:
-            messages: list[m.FromPeer] = []
+            messages: list[m.SaidToMaster] = []
             with self._greeting.one(who) as greeting:
                 nonce = await self._shake_hands(connection)
                 while not messages and (data := await connection.receive()):
@@ -554,7 +554,7 @@ class Server:
         connection.send(encode(m.Challenge(nonce)))
         return nonce
 
-    def _introduce(self, number: int, connection: Stream, first: m.FromPeer, nonce: bytes) -> m.FromPeer:
+    def _introduce(self, number: int, connection: Stream, first: m.SaidToMaster, nonce: bytes) -> m.SaidToMaster:
         """The first message of a connection, without the proof around it; whoever has signed it is known from now on.
 
         Raises:
@@ -565,8 +565,6 @@ class Server:
         if not isinstance(first, m.Signed):
             raise ProtocolError(f"may not begin with {type(first).__name__} over TLS", expected="Signed")
         message: m.FromPeer = check_first(first, connection.tls.key, nonce, m.FromPeer)
-        if isinstance(message, m.Signed):
-            raise ProtocolError("has signed a signed message", expected="one that may come first")
         if self.state is None and self._gate.shares:
             self._unknown[number] = first  # until this master leads
         else:
@@ -670,7 +668,7 @@ class Server:
         """The identity at the other end of connection *number*; see Received."""
         return EVERYTHING if self._gate is None else self._identities.get(number)
 
-    async def _hear(self, number: int, connection: Stream, messages: list[m.FromPeer]) -> None:
+    async def _hear(self, number: int, connection: Stream, messages: list[m.SaidToMaster]) -> None:
         turn = trio.current_time() + _TURN
         for message in messages:
             if trio.current_time() > turn:

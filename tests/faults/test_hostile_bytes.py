@@ -113,7 +113,7 @@ def well_formed() -> list[bytes]:
 
 
 _ABSURD = Absurd()
-_SAID = {"master": m.FromPeer, "data": m.LaneFirst, "unix": m.FromClient}
+_SAID = {"master": m.SaidToMaster, "data": m.LaneFirst, "unix": m.FromClient}
 
 
 def absurd(connection: socket.socket, rng: random.Random) -> None:

@@ -25,7 +25,7 @@ from wancoll_master.core.views import report
 from wancoll_master.plan.planning import propose
 
 PAGE = Path(__file__).parents[2] / "docs" / "security.md"
-MESSAGES = [kind for kind in typing.get_args(m.FromPeer) if kind is not m.Signed]
+MESSAGES = list(typing.get_args(m.FromPeer))
 ABOUT_ONE_GROUP = [kind for kind in MESSAGES if "group" in kind.__struct_fields__]
 COMMANDS = {
     m.StatusRequest,

@@ -338,4 +338,5 @@ _OfEpoch = (
     Vote | LinkDown | Waits | Mismatch | GiveUp | CalledWithGrace | Frozen | Differs | Written | P2PCall | P2PDone
 )
 _Asked = StatusRequest | AskElection | Evict | AskToLeave | Arm | AboutTrust
-FromPeer = _OfEpoch | _OfDaemon | _OfPlace | _Asked | Signed
+FromPeer = _OfEpoch | _OfDaemon | _OfPlace | _Asked
+SaidToMaster = FromPeer | Signed  # over TLS Signed comes first, and alone
