@@ -2,7 +2,8 @@
 
 The state folder, for the master's user alone, holds the master's keys in one file (two keys while a rotation is on),
 their public halves for commands on this machine, and the key by which such commands are "admin", which is new at each
-start. Masters that share an etcd have keys, tokens and names there; a standby knows no tokens, and admits nobody.
+start. Masters that share an etcd have keys, tokens, names and one admin's key there, sealed; a standby knows no tokens,
+and admits nobody.
 """
 
 from __future__ import annotations
@@ -250,27 +251,42 @@ class Gate:
         """
         if first.key == self._admin.public:
             return Identity("admin", "admin", key=first.key)
-        registry, (token, _, secret) = self._registry, first.token.partition(".")
+        registry, token = self._registry, first.token.partition(".")[0]
         who = registry.known(first.name, first.key)
         if who is not None and token in ("", who.token):
             registry.check(who)
             return who
         self._check_settled()
-        who = read_receipt(first.receipt, first.key, [key.public for key in self.keys])
-        if who is not None and who.name == first.name and token in ("", who.token):
+        if who is None:
+            who = read_receipt(first.receipt, first.key, [key.public for key in self.keys])
+            who = who if who is not None and who.name == first.name else None
+        if who is None or token not in ("", who.token):  # a newcomer, or with another token than before
+            try:
+                who = self._admit(first, present)
+                log.info("admitted", name=who.name, role=who.role, token=who.token)
+            except NotNow:
+                raise
+            except ConfigError as refused:
+                if who is None:
+                    raise
+                log.warning("another token is refused, and not needed", name=who.name, reason=str(refused))
+        if registry.known(who.name, who.key) is None:
             registry.adopt(who, self._clock(), present)
-            log.warning("known by its receipt alone: its name was forgotten, or lost with a journal", name=who.name)
-        elif token:
-            who = registry.admit(token, secret, first.name, first.key, self._clock(), present)
-            log.info("admitted", name=who.name, role=who.role, token=who.token)
-        else:
+            what = "known by its receipt alone: its name was forgotten, or lost with a journal"
+            log.warning(what, name=who.name, token=who.token)
+        registry.check(who)
+        self._write(registry.take_changed())
+        return who
+
+    def _admit(self, first: m.Signed, present: Collection[str]) -> Identity:
+        token, _, secret = first.token.partition(".")
+        if not token:
             raise ConfigError(
                 "has a key that this master does not know", who=first.name or "whoever asks",
                 expected="a key that was admitted before, or a token", got=f"key {first.key.hex()}",
                 hint="start it with --join and a token: `wancoll token create` makes one, on the master's machine",
             )  # fmt: skip
-        self._write(registry.take_changed())
-        return who
+        return self._registry.admit(token, secret, first.name, first.key, self._clock(), present)
 
     def admitted(self, who: Identity) -> m.Admitted | None:
         """What to tell a daemon after its Welcome, and when the keys change; None: whoever is admin for this run."""
@@ -287,8 +303,7 @@ class Gate:
         if who.key == self._admin.public:
             return
         self._registry.check(who)
-        held = self._registry.holders.get(who.name)
-        if held is None or held.key != who.key.hex():
+        if self._registry.known(who.name, who.key) is None:
             raise ConfigError(
                 "is not known any more", who=who.name, expected="a key that this master has admitted",
                 got=f"key {who.key.hex()}", hint="start it with a new token: --join",
@@ -301,7 +316,11 @@ class Gate:
         now = self._clock()
         if any(self._registry.good(one, now) for one in self._registry.grants.values()):
             return ""
-        return self._make(_first(now))
+        try:
+            return self._make(_first(now))
+        except ConfigError as bad:  # no reason not to lead: whoever was admitted needs none
+            log.error("no token can be made for daemons to come", reason=str(bad))
+            return ""
 
     def answer(self, message: m.AboutTrust, who: Identity | None) -> m.AnswersOfTrust:
         """What to say to a message about trust from *who*, once what it does is written; see settled."""

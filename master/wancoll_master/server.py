@@ -548,7 +548,7 @@ class Server:
             return b""
         await connection.shake_hands()
         if not connection.tls.speaks:
-            connection.send(encode(m.Bye(_OTHER_VERSION, True)))
+            connection.send(encode(m.Bye(_OTHER_VERSION)))  # a running daemon is there again once both are alike
             raise ProtocolError(_OTHER_VERSION)
         nonce = os.urandom(NONCE_BYTES)
         connection.send(encode(m.Challenge(nonce)))

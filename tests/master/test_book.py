@@ -146,3 +146,13 @@ async def test_while_a_change_is_written_nobody_new_comes_and_nothing_else_is_ch
     assert gate.settle() is not None
     assert len(gate.keys) == 2
     assert gate.identify(signed(Key.new(), "e", token.shown)).name == "e"
+
+
+def test_where_no_token_can_be_made_a_master_leads_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("wancoll.trust.registry.MOST_TOKENS", 0)
+    gate = Gate(str(tmp_path), Kept())
+    assert gate.first_token() == ""
+    refused = admin(gate, m.MakeToken(PROTOCOL_VERSION, "peer", "", [], 0, 0.0))
+    assert "there are too many tokens" in refused.refused

@@ -92,6 +92,39 @@ async def test_the_token_that_is_shown_counts_not_that_of_before(tmp_path: Path)
         assert who == Identity("d", "peer", ("g",), other.id, proof.key.public)
 
 
+@pytest.mark.parametrize("how", ["ended", "unknown", "used up"])
+async def test_whoever_was_admitted_comes_in_with_whatever_token_it_is_started(tmp_path: Path, how: str) -> None:
+    """A service file has the token of the day it was written; its machine has a receipt, or is known."""
+    async with secure(tmp_path) as master:
+        proof, _ = await master.join("d")
+        if how == "unknown":
+            shown = "ffff." + "x" * 43
+        else:
+            token = await master.make(**({"seconds": 0.001} if how == "ended" else {"uses": 1}))
+            shown = token.shown
+            if how == "used up":
+                await master.join("e", token)
+        told = await master.ask(replace(proof, token=shown, receipt=b""), hello("d"), m.Admitted)
+        assert read_receipt(told.receipt, proof.key.public, told.keys).token == master.token.id  # type: ignore[union-attr]
+        assert "token" in await master.refused(Proof(Key.new(), (), b"", "f", shown), hello("f"))
+
+
+async def test_a_daemon_that_is_here_keeps_its_name_against_a_token_for_it(tmp_path: Path) -> None:
+    async with secure(tmp_path) as master:
+        proof, _ = await master.join("d")
+        token = await master.make(name="d")
+        async with master.dial() as first:
+            await first.prove(proof, hello("d"))
+            await first.expect(m.Admitted)
+            other = Proof(Key.new(), (), b"", "d", token.shown)
+            answer = await master.ask(other, hello("d"), m.Bye | m.Welcome)
+            assert isinstance(answer, m.Bye)
+            assert (answer.final, "is for a name whose daemon is here" in answer.reason) == (False, True)
+            await master.do(m.RevokeToken(PROTOCOL_VERSION, token.id))  # all who are here are looked at
+            await first.say(m.Heartbeat(number=7, heard=0))
+            assert (await first.expect(m.Pong)).number in (0, 7)
+
+
 async def test_a_receipt_counts_where_the_journal_is_lost_and_no_other_does(tmp_path: Path) -> None:
     async with secure(tmp_path) as master:
         assert master.token is not None
@@ -208,7 +241,7 @@ async def test_another_version_is_told_so_before_it_says_anything(tmp_path: Path
             async with master.dial(version=version) as older:
                 first = await older.hear()
                 assert isinstance(first, m.Bye)
-                assert first.final
+                assert not first.final, "a daemon that runs is back once both are alike"
                 assert "speaks another version of the protocol" in first.reason
                 assert "run the same wancoll version everywhere" in first.reason
 

@@ -15,9 +15,9 @@ from tests.full_disk import full_disk
 from tests.keyed import SECRET
 from wancoll.errors import ConfigError
 from wancoll.trust.folder import in_memory, write_secret
-from wancoll.trust.identity import Identity
+from wancoll.trust.identity import Identity, Role
 from wancoll.trust.keys import Key, shown, verify
-from wancoll.trust.registry import Grant, Holder, Registry, hash_of
+from wancoll.trust.registry import Grant, Holder, NotNow, Registry, hash_of
 from wancoll.trust.token import parse
 
 NOW = 1_700_000_000.0
@@ -177,12 +177,44 @@ def test_there_is_a_bound_to_tokens_and_names(monkeypatch: pytest.MonkeyPatch) -
     found.add(Grant(id="tok2", hashed="", revoked=True), NOW)
     late = Grant(id="tok3", hashed=hash_of(SECRET))
     found.add(late, NOW + 50)
-    assert list(found.grants) == ["tok1", "tok3"], "not tok1, which has expired: daemons came by it"
+    assert list(found.grants) == ["tok1", "tok2", "tok3"], "revoked ones are kept, and take no room"
+    found.add(replace(late, id="tok4"), NOW + 50)
+    assert list(found.grants) == ["tok2", "tok3", "tok4"], "tok1 has ended, and those who came by it need none"
     with pytest.raises(ConfigError, match="too many tokens; expected at most 2"):
-        found.add(replace(late, id="tok4"), NOW + 50)
+        found.add(replace(late, id="tok5"), NOW + 50)
+    assert found.known("n3", K3) is not None
+    found.revoke("tok1")
+    with pytest.raises(ConfigError, match="by which it came in is revoked"):
+        found.check(Identity("n3", "peer", (), "tok1", K3))
     for uses in (-1, 1025):
         with pytest.raises(ConfigError, match="expected 1 to 1024, or 0: any number"):
             registry().add(replace(late, uses=uses), NOW)
+
+
+def test_a_token_for_a_name_takes_it_from_a_key_that_is_away_for_good() -> None:
+    found = registry()
+    before = admit(found)
+    found.add(Grant(id="tok2", hashed=hash_of(SECRET), name="n1"), NOW)
+    with pytest.raises(NotNow, match="is for a name whose daemon is here, with another key"):
+        found.admit("tok2", SECRET, "n1", K2, NOW, present=["n1"])
+    assert found.known("n1", K1) == before
+    assert found.admit("tok2", SECRET, "n1", K2, NOW).key == K2
+    with pytest.raises(ConfigError, match="has a key that an operator has revoked"):
+        found.adopt(before, NOW)
+    found.revoke_key("n1")
+    with pytest.raises(ConfigError, match="has a key that an operator has revoked"):
+        found.adopt(before, NOW)
+
+
+@pytest.mark.parametrize("role", ["observer", "chaos", "admin"])
+def test_commands_have_no_daemons_names(role: Role) -> None:
+    found = registry(role=role)
+    asks = admit(found)
+    found.add(Grant(id="tok2", hashed=hash_of(SECRET)), NOW)
+    assert found.admit("tok2", SECRET, "n1", K2, NOW).role == "peer"
+    assert (found.known("n1", K1), found.known("n1", K3)) == (asks, None)
+    found.revoke_key("n1")
+    assert (found.known("n1", K1), found.known("n1", K2)) == (asks, None)
 
 
 def test_a_token_that_was_lost_keeps_those_in_who_came_by_it_and_lets_in_nobody_new() -> None:

@@ -89,6 +89,11 @@ def write_secret(path: str, data: bytes) -> None:
         bad.filename = new  # a full disk's error names none
         raise
     os.replace(new, path)
+    folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)  # else a machine that loses power may have the file of before
+    finally:
+        os.close(folder)
 
 
 def public_keys(folder: str) -> tuple[bytes, ...]:

@@ -19,6 +19,7 @@ from wancoll.trust.identity import Identity, Role
 MOST_TOKENS = 1024
 MOST_USES = 1024
 MOST_NAMES = 65536  # beyond, the name that was said longest ago is forgotten: its daemon comes back by its receipt
+_OTHERS: tuple[Role, ...] = ("observer", "chaos", "admin")  # than daemons
 _LIST = "`wancoll token list` shows what there is, and `wancoll token create` makes a new one, on the master's machine"
 
 
@@ -136,14 +137,15 @@ class Registry:
                 "a token cannot have so many uses", who="--uses", expected=f"1 to {MOST_USES}, or 0: any number",
                 got=str(grant.uses),
             )  # fmt: skip
-        if len(self.grants) >= MOST_TOKENS:
-            used = {held.token for held in self.holders.values()}  # they may be revoked
-            for id in [one.id for one in self.grants.values() if not self.good(one, now) and one.id not in used]:
-                self.forget(id)
-        if len(self.grants) >= MOST_TOKENS:
+        good = [one for one in self.grants.values() if not one.revoked]
+        if len(good) >= MOST_TOKENS:  # whoever came with one that has ended has a name
+            for one in [one for one in good if not self.good(one, now)]:
+                self.forget(one.id)
+                good.remove(one)
+        if len(good) >= MOST_TOKENS:
             raise ConfigError(
                 "there are too many tokens", who="wancoll token create", expected=f"at most {MOST_TOKENS}",
-                got=str(len(self.grants)), hint="make fewer, with more uses each",
+                got=str(len(good)), hint="make fewer, with more uses each",
             )  # fmt: skip
         self._grant(grant)
 
@@ -176,9 +178,12 @@ class Registry:
         Raises:
             ConfigError: there is none of this id.
         """
-        if id not in self.grants:
+        held = next((held for held in self.holders.values() if held.token == id), None)
+        if id not in self.grants and held is None:
             raise ConfigError("there is no such token", who=id, hint="`wancoll token list` shows their ids")
-        self._grant(replace(self.grants[id], revoked=True))
+        if sum(one.revoked for one in self.grants.values()) >= MOST_NAMES:
+            raise _full(id)
+        self._grant(replace(self.grants.get(id, Grant(id=id, hashed="")), revoked=True))
 
     def _grant(self, grant: Grant) -> None:
         self.grants[grant.id] = grant
@@ -191,11 +196,12 @@ class Registry:
 
         Ask check() next.
         """
-        held = self.holders.get(name)
-        if held is None or held.key != key.hex():
-            return None
-        self.holders[name] = self.holders.pop(name)
-        return Identity(name, held.role, held.groups, held.token, key)
+        for slot in (name, *(f"{role} {name}" for role in _OTHERS)):
+            held = self.holders.get(slot)
+            if held is not None and held.key == key.hex():
+                self.holders[slot] = self.holders.pop(slot)
+                return Identity(name, held.role, held.groups, held.token, key)
+        return None
 
     def admit(self, id: str, secret: str, name: str, key: bytes, now: float, present: Collection[str] = ()) -> Identity:
         """Admit a newcomer with its token.
@@ -224,8 +230,13 @@ class Registry:
             raise _refused(id, "is for another name", grant.name, repr(name), hint)
         who = Identity(name, grant.role, grant.groups, id, key)
         self._check_key(who)
-        if not grant.name:  # one that is for this name takes it from another key
+        if not grant.name:
             self._check_name(who)
+        elif self._holder_before(who) is not None and name in present:  # it takes it from another key that is away
+            raise NotNow(
+                "is for a name whose daemon is here, with another key", who=f"token {id}", expected="one that is away",
+                got=repr(name), hint="it comes in once that one has ended, or was evicted",
+            )  # fmt: skip
         used, use = grant.used, hash_of(f"{key.hex()} {name}")
         if grant.uses and use not in used:
             if len(used) >= grant.uses:
@@ -272,10 +283,7 @@ class Registry:
                 "is no daemon that was admitted here", who=name, hint="`wancoll status` shows the names of daemons"
             )
         if len(self.revoked) >= MOST_NAMES:
-            raise ConfigError(
-                "there are too many keys that are void", who=name, expected=f"at most {MOST_NAMES}", got="one more",
-                hint="`wancoll key rotate --now --yes` makes all keys void, and forgets them",
-            )  # fmt: skip
+            raise _full(name)
         del self.holders[name]
         self.revoked[held.key] = Revoked(name)
         self.changed.note("key", held.key, self.revoked[held.key])  # written first: a crash between frees no name alone
@@ -294,8 +302,8 @@ class Registry:
 
     def _check_name(self, who: Identity) -> None:
         """Check that no other key has the name."""
-        holder = self.holders.get(who.name)
-        if holder is not None and holder.key != who.key.hex() and not self._is_revoked(holder.token):
+        holder = self._holder_before(who)
+        if holder is not None and not self._is_revoked(holder.token):
             raise _refused(
                 who.token, "cannot give this name, which is another daemon's (it has another key)",
                 "a name of its own", repr(who.name),
@@ -304,15 +312,38 @@ class Registry:
             )  # fmt: skip
 
     def _hold(self, who: Identity, present: Collection[str]) -> None:
-        if who.name not in self.holders and len(self.holders) >= MOST_NAMES:
+        slot = _slot(who)
+        if (before := self._holder_before(who)) is not None:  # its receipt is good for nothing any more
+            if len(self.revoked) >= MOST_NAMES:
+                raise _full(who.name)
+            self.revoked[before.key] = Revoked(who.name)
+            self.changed.note("key", before.key, self.revoked[before.key])
+        if slot not in self.holders and len(self.holders) >= MOST_NAMES:
             oldest = next((name for name in self.holders if name not in present), None)
             if oldest is None:
                 raise _refused(who.token, "cannot be used now", f"at most {MOST_NAMES} names", "one more", _LIST)
             del self.holders[oldest]
             self.changed.note("name", oldest, None)
-        self.holders.pop(who.name, None)
-        self.holders[who.name] = held = Holder(who.key.hex(), who.token, who.role, who.groups)
-        self.changed.note("name", who.name, held)
+        self.holders.pop(slot, None)
+        self.holders[slot] = held = Holder(who.key.hex(), who.token, who.role, who.groups)
+        self.changed.note("name", slot, held)
+
+    def _holder_before(self, who: Identity) -> Holder | None:
+        """The holder of its name, if that is another key."""
+        held = self.holders.get(_slot(who))
+        return held if held is not None and held.key != who.key.hex() else None
+
+
+def _slot(who: Identity) -> str:
+    """Its name among the holders: only daemons have daemons' names."""
+    return who.name if who.role == "peer" else f"{who.role} {who.name}"
+
+
+def _full(who: str) -> ConfigError:
+    return ConfigError(
+        "there are too many keys and tokens that are void", who=who, expected=f"at most {MOST_NAMES} of each",
+        got="one more", hint="`wancoll key rotate --now --yes` makes all void, and forgets them",
+    )  # fmt: skip
 
 
 def hash_of(secret: str) -> str:

@@ -75,7 +75,7 @@ def revoke(name: str, /, *, master: OneMaster = "", asking: Annotated[Asking, Fl
     if not 0 < len(name) <= 128:
         raise ConfigError("is no daemon", who="wancoll key revoke", expected="1 to 128 characters", got=str(len(name)))
     asking.ask_as_admin(m.RevokeKey(PROTOCOL_VERSION, name), m.KeysAre, master)
-    print(f"the key of {name} is revoked; it is sent away, and comes back with another key and a new token only")
+    print(f"the key of {name} is revoked: it needs another key, and a token that is good for newcomers")
     return 0
 
 
