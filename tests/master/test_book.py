@@ -148,7 +148,7 @@ async def test_while_a_change_is_written_nobody_new_comes_and_nothing_else_is_ch
     assert gate.identify(signed(Key.new(), "e", token.shown)).name == "e"
 
 
-def test_where_no_token_can_be_made_a_master_leads_all_the_same(
+async def test_where_no_token_can_be_made_a_master_leads_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("wancoll.trust.registry.MOST_TOKENS", 0)

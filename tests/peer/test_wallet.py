@@ -173,7 +173,7 @@ class Master:
         assert stream.tls is not None
         nonce = os.urandom(32)
         stream.send(encode(m.Challenge(nonce)))
-        decoder = Decoder[Any](m.FromPeer, 1 << 20)
+        decoder = Decoder[Any](m.SaidToMaster, 1 << 20)
         while data := await stream.receive():
             for message in decoder.feed(data):
                 if isinstance(message, m.Signed):
