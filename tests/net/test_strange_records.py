@@ -87,7 +87,7 @@ def test_a_handshake_has_few_records(listening: Listening, tmp_path: Path) -> No
 
 @pytest.mark.parametrize(("copies", "refused"), [(3, False), (9, True)])
 def test_a_handshake_has_few_bytes(key: Key, copies: int, refused: bool) -> None:
-    """Of who dials and of who answers: here that one shows more than its certificate, and too much."""
+    """Both ends: here the one that answers shows more than its certificate, and too much."""
     context, daemon = showing([key.certificate()] * copies, key.pem), Tls(expects=[key.public])
     daemon.shake(b"")
     other = Acceptor(context)

@@ -57,7 +57,7 @@ def dialled(commands: list[core.Command]) -> list[int]:
 
 
 def test_a_lane_is_for_the_key_that_the_epoch_lists() -> None:
-    """Of whoever has another one the set that is up hears nothing."""
+    """The set that is up hears nothing of another key's."""
     end = End(2, {1, 3})
     [welcome] = only(end.knock(3, 5, key=bytes([3]) * 32), core.Welcome)
     for wrong in (bytes([1]) * 32, bytes(32), b""):

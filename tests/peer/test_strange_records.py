@@ -110,7 +110,7 @@ def test_a_group_that_is_dear_is_refused(
 
 @pytest.mark.parametrize("count", [1, 2])
 async def test_certificates_that_are_dear_to_read_hold_up_nobody(tmp_path: Path, count: int) -> None:
-    """Of who answers where a daemon is expected; of more than 1 KiB none is read."""
+    """They are shown where a daemon is expected; of more than 1 KiB none is read."""
     stranger, longest, wallet = Dear(count), LongestStep(), admitted(tmp_path, "d1", Key.new())
     with trio.fail_after(60), socket.create_server(("127.0.0.1", 0)) as door:
         address, before = join_address(*door.getsockname()), time.process_time()
