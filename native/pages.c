@@ -4,13 +4,11 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
+#include <sched.h>
 #include <stdbool.h>
 #include <string.h>
 #include <sys/mman.h>
-
-#ifdef __SSE2__
-#include <emmintrin.h>
-#endif
 
 #ifndef MREMAP_DONTUNMAP
 #define MREMAP_DONTUNMAP 4
@@ -21,8 +19,11 @@
 
 #define HUGE_PAGE ((uint64_t)2 << 20) /* page tables of aligned ranges move as a whole */
 #define FILL_BYTES ((uint64_t)4 << 20) /* at once: the system's locks on the file stay short */
-#define STREAMING_BYTES ((uint64_t)4 << 20)
-#define AHEAD 1024 /* bytes; about 1.1 times as fast as what the processor fetches ahead by itself */
+#define SHARED_BYTES ((uint64_t)4 << 20) /* copies from here on are worth threads */
+#define SHARE_ALIGN ((uint64_t)64 << 10)
+#define CORES_A_COPIER 4
+
+enum { MAX_COPIERS = 4 };
 
 static void *at(uint64_t address)
 {
@@ -131,39 +132,46 @@ int wc_pages_exchange(wc_block *a, wc_block *b, uint64_t wanted, uint64_t spare,
     return 0;
 }
 
-#ifdef __SSE2__
-/* What is copied here is not read again before it has left the caches; storing around them spares reading the target
-   first. */
-static void copy_streaming(uint8_t *to, const uint8_t *from, size_t bytes)
-{
-    size_t head = (size_t)(-(uintptr_t)to & 63);
-    memcpy(to, from, head);
-    to += head;
-    from += head;
-    bytes -= head;
-    for (; bytes >= 64; bytes -= 64, to += 64, from += 64) {
-        _mm_prefetch((const char *)from + AHEAD, _MM_HINT_NTA); /* beyond the end, too: it never faults */
-        __m128i a = _mm_loadu_si128((const __m128i *)from);
-        __m128i b = _mm_loadu_si128((const __m128i *)from + 1);
-        __m128i c = _mm_loadu_si128((const __m128i *)from + 2);
-        __m128i d = _mm_loadu_si128((const __m128i *)from + 3);
-        _mm_stream_si128((__m128i *)to, a);
-        _mm_stream_si128((__m128i *)to + 1, b);
-        _mm_stream_si128((__m128i *)to + 2, c);
-        _mm_stream_si128((__m128i *)to + 3, d);
-    }
-    _mm_sfence();
-    memcpy(to, from, bytes);
-}
-#endif
+/* A share of a copy. */
+typedef struct {
+    uint8_t *to;
+    const uint8_t *from;
+    size_t bytes;
+    pthread_t thread;
+} wc_share;
 
-void wc_pages_copy(uint64_t to, uint64_t from, uint64_t bytes)
+static void *copy_share(void *argument)
 {
-#ifdef __SSE2__
-    if (bytes >= STREAMING_BYTES) {
-        copy_streaming(at(to), at(from), bytes);
-        return;
+    wc_share *share = argument;
+    memcpy(share->to, share->from, share->bytes);
+    return NULL;
+}
+
+/* One for each four cores that the process may use: other clients of the machine copy at the same time. */
+static unsigned copiers(void)
+{
+    cpu_set_t cores;
+    if (sched_getaffinity(0, sizeof cores, &cores))
+        return 1;
+    return (unsigned)CPU_COUNT(&cores) / CORES_A_COPIER;
+}
+
+void wc_pages_copy(uint64_t to, uint64_t from, uint64_t bytes, unsigned threads)
+{
+    wc_share shares[MAX_COPIERS];
+    if (threads == 0)
+        threads = bytes < SHARED_BYTES ? 1 : copiers();
+    uint64_t count = threads < 1 ? 1 : threads > MAX_COPIERS ? MAX_COPIERS : threads, each = bytes / count;
+    each -= each % SHARE_ALIGN;
+    bool own[MAX_COPIERS] = {true}; /* the last one is the caller's, and those for which there is no thread */
+    for (uint64_t i = 0; i < count; i++) {
+        uint64_t begin = i * each, end = i + 1 == count ? bytes : begin + each;
+        shares[i] = (wc_share){.to = (uint8_t *)at(to) + begin, .from = (uint8_t *)at(from) + begin, end - begin, 0};
+        own[i] = i + 1 == count || pthread_create(&shares[i].thread, NULL, copy_share, &shares[i]);
     }
-#endif
-    memcpy(at(to), at(from), bytes);
+    for (uint64_t i = count; i-- > 0;)
+        if (own[i])
+            copy_share(&shares[i]);
+        else
+            pthread_join(shares[i].thread, NULL);
 }

@@ -36,7 +36,8 @@ int wc_pages_fill(const wc_block *block, uint64_t start, uint64_t bytes, int fd)
    not reserved any more. After 1, 2 and 3 somebody else's memory may lie in the reserved space: never exchange again, and
    never release it. */
 int wc_pages_exchange(wc_block *a, wc_block *b, uint64_t wanted, uint64_t spare, int fd);
-/* Memcpy, for large sizes past the caches (about 1.5 times as fast). A call into C lets other Python threads run. */
-void wc_pages_copy(uint64_t to, uint64_t from, uint64_t bytes);
+/* Memcpy by so many threads; 0: as many as the size is worth and cores are there for. It returns when all is copied, and
+   a call into C lets other Python threads run. */
+void wc_pages_copy(uint64_t to, uint64_t from, uint64_t bytes, unsigned threads);
 
 #endif

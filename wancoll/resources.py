@@ -76,6 +76,11 @@ def of_process(pid: int | None = None) -> dict[str, int]:
     }
 
 
+def cores() -> int:
+    """Cores of processors that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
 # ---- memory ---------------------------------------------------------------------------------------------
 
 

@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 
 from tests.bench.ranks import ANSWER_TIMEOUT, Ranks, Sample
+from wancoll import resources
 from wancoll.chaos import Cluster
 from wancoll.collective import Descriptor, DType, Kind, ReduceOp
+from wancoll.limits import THREADS
 
 LANES = 8
 CONNECT_TIMEOUT = 30.0
@@ -87,13 +89,14 @@ class EngineMember:
 
         self._rank, self._world_size = rank, world_size
         self._engines = {}
+        self._threads = max(1, min(THREADS, resources.cores() // world_size))  # as the plan says within a machine
         self._seq = 0
         self._tensors: dict[int, list[np.ndarray]] = {}
         self._prepared: dict[tuple[str, int], Any] = {}
         for checksum in (False, True):
-            engine = self._engines[checksum] = Engine(workers=max(1, min(4, (os.cpu_count() or 1) // 2)))
+            engine = self._engines[checksum] = Engine(workers=self._threads)
             for other, sockets in _connect_all(rank, world_size, f"{folder}/{int(checksum)}").items():
-                engine.open_link(other, len(sockets), 1)
+                engine.open_link(other, len(sockets), 1, self._threads)
                 for lane, sock in enumerate(sockets):
                     sock.setblocking(False)
                     engine.attach_lane(other, lane, sock.detach(), checksum)
@@ -132,7 +135,7 @@ class EngineMember:
     def _prepare(self, mode: str, nbytes: int) -> Any:
         from wancoll.native.engine import prepare
         from wancoll.schedule.choose import make
-        from wancoll_master.plan.topology import LOCAL_STRIPE
+        from wancoll_master.plan.topology import LOCAL_STRIPE, SHARED_STRIPE
 
         return prepare(
             make(Descriptor(Kind.all_reduce, count=nbytes // 4), "ring", self._rank, self._world_size),
@@ -143,7 +146,8 @@ class EngineMember:
             result_bytes=nbytes,
             world_size=self._world_size,
             lanes=LANES,
-            stripe=LOCAL_STRIPE,  # as the plan is within a machine
+            lane_groups=self._threads,
+            stripe=LOCAL_STRIPE if self._threads == 1 else SHARED_STRIPE,
             turns=False,
             digest="digest" in mode,
         )

@@ -542,11 +542,12 @@ def test_a_tensor_whose_memory_the_system_took_away_is_named(arena: Arena, monke
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, 63, 4096, 4 * MIB - 1, 4 * MIB, 4 * MIB + 1, 9 * MIB + 77])
-@pytest.mark.parametrize(("to_shift", "from_shift"), [(0, 0), (1, 0), (0, 3), (61, 17)])
-def test_copies(nbytes: int, to_shift: int, from_shift: int) -> None:
+@pytest.mark.parametrize(("to_shift", "from_shift"), [(0, 0), (61, 17)])
+@pytest.mark.parametrize("threads", [0, 1, 3, 99])
+def test_copies(nbytes: int, to_shift: int, from_shift: int, threads: int) -> None:
     source = np.random.default_rng(nbytes).integers(0, 256, nbytes + 128, np.uint8)
     target = np.zeros(nbytes + 128, np.uint8)
-    lib.wc_pages_copy(target.ctypes.data + to_shift, source.ctypes.data + from_shift, nbytes)
+    lib.wc_pages_copy(target.ctypes.data + to_shift, source.ctypes.data + from_shift, nbytes, threads)
     assert (target[to_shift : to_shift + nbytes] == source[from_shift : from_shift + nbytes]).all()
     assert not target[:to_shift].any()
     assert not target[to_shift + nbytes :].any()

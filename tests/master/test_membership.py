@@ -121,7 +121,7 @@ def test_the_deadline_moves_with_the_state(room):
 def test_the_plan_cuts_finely_between_machines_and_coarsely_within_one(addresses, expected):
     room = Room()
     for number, address in enumerate(addresses):
-        room.hello(f"d{number}", addresses=(address,))
+        room.hello(f"d{number}", addresses=(address,), cores=2)
         room.say(f"d{number}", m.Join(GROUP, f"m{number}", 2, 1))
     epochs = [message for conn in room.conns.values() for message in room.inbox[conn] if isinstance(message, m.Epoch)]
     assert [epoch.plan.stripe for epoch in epochs] == [expected, expected]

@@ -16,8 +16,8 @@ from wancoll_master.core.paths.measuring import BURST_WAIT, SMALL, WAIT
 from wancoll_master.core.ready import Received
 from wancoll_master.core.views import report
 from wancoll_master.plan import planning
-from wancoll_master.plan.planning import FAR_STRIPE, LOOK_SECONDS, PACE_RAISE
-from wancoll_master.plan.topology import LOCAL_STRIPE, STRIPE
+from wancoll_master.plan.planning import FAR_STRIPE, LOOK_SECONDS, PACE_RAISE, Request, propose
+from wancoll_master.plan.topology import LOCAL_STRIPE, SHARED_STRIPE, STRIPE
 
 MB = 1e6
 
@@ -31,13 +31,15 @@ class Net(Room):
         self.rtts: dict[frozenset[str], float] = {}
         self.speeds: dict[tuple[str, str], float] = {}
 
-    def arrive(self, *daemons: str, max_lanes: int = 32, controls: tuple[str, ...] = ("bbr",), site: str = "") -> None:
+    def arrive(
+        self, *daemons: str, max_lanes: int = 32, controls: tuple[str, ...] = ("bbr",), site: str = "", cores: int = 4
+    ) -> None:
         for daemon in daemons:
             conn, self._next_conn = self._next_conn, self._next_conn + 1
             self.conns[daemon] = conn
             where = [f"{daemon}:7000"]
             hello = m.Hello(
-                PROTOCOL_VERSION, daemon, 1, where, 8, site, "0.1.0", max_lanes, list(controls), measures=True
+                PROTOCOL_VERSION, daemon, 1, where, 8, site, "0.1.0", max_lanes, list(controls), True, cores=cores
             )
             self.step(Received(conn, hello))
 
@@ -181,7 +183,7 @@ def test_a_lost_daemon_is_not_waited_for(net):
 def test_one_machine_and_daemons_that_do_not_measure_are_not_asked():
     room = Room()
     for i in range(2):
-        room.hello(f"d{i}", addresses=(f"127.0.0.1:{i + 1}",))
+        room.hello(f"d{i}", addresses=(f"127.0.0.1:{i + 1}",), cores=2)
         room.join(f"m{i}", start=2)
     assert (room.epoch, room.group.planned.plan.stripe, room.take("d0", m.MeasureLink)) == (1, LOCAL_STRIPE, [])
     room = Room()
@@ -387,6 +389,53 @@ def test_bbr_needs_no_more_lanes_than_hold_what_is_under_way(net):
     plan = fast.start(3).plan
     assert plan.lanes == 32  # 50 MB under way, 2 MiB on each lane
     assert plan.lane_groups == 4  # so that four threads may serve them
+
+
+def on_one_machine(*cores: int) -> Room:
+    """A group that has formed, a member on a daemon for each of *cores*."""
+    room = Room()
+    for i, each in enumerate(cores):
+        room.hello(f"d{i}", addresses=(f"127.0.0.1:{i + 1}",), lanes=8, cores=each)
+        room.join(f"m{i}", start=len(cores))
+    return room
+
+
+@pytest.mark.parametrize(
+    ("cores", "groups", "stripe"),
+    [
+        ((2, 2), 1, LOCAL_STRIPE),
+        ((4, 4), 2, SHARED_STRIPE),
+        ((16, 16), 8, SHARED_STRIPE),
+        ((64, 6, 64), 2, SHARED_STRIPE),
+        ((16,) * 4, 4, SHARED_STRIPE),
+        ((16,) * 9, 1, LOCAL_STRIPE),
+        ((0, 16), 1, LOCAL_STRIPE),
+    ],
+)
+def test_an_operation_is_shared_by_the_threads_that_a_machine_has_cores_for(
+    cores: tuple[int, ...], groups: int, stripe: int
+) -> None:
+    plan = on_one_machine(*cores).group.planned.plan
+    assert (plan.lane_groups, plan.stripe, plan.turns) == (groups, stripe, False)
+
+
+@pytest.mark.parametrize(("members", "groups", "stripe"), [(9, 1, LOCAL_STRIPE), (3, 5, SHARED_STRIPE)])
+def test_survivors_keep_their_threads(members: int, groups: int, stripe: int) -> None:
+    """Links stay as they are, so one thread more would have no lanes."""
+    room = on_one_machine(*(16,) * members)
+    left = room.group.members[:-1]
+    plan = propose(Request(room.state.measures, left, room.group.planned, [], 0.0, free=False)).planned.plan
+    assert (plan.lane_groups, plan.stripe) == (groups, stripe)
+
+
+def test_between_machines_each_has_its_own_cores():
+    net = Net(rtt=0.0004)
+    net.arrive("d0", "d1", cores=16)
+    net.arrive("d2", cores=3)
+    for i in range(3):
+        net.join(f"m{i}", start=3)
+    net.measure()
+    assert net.new_epoch().plan.lane_groups == 3
 
 
 def test_one_silent_uplink_keeps_lanes_as_they_are(net):

@@ -139,11 +139,13 @@ class Room:
         master: int = 0,
         master_grace: float = 0.0,
         ended: Sequence[int] = (),
+        cores: int = 256,
     ) -> int:
         conn, self._next_conn = self._next_conn, self._next_conn + 1
         self.conns[daemon] = conn
         where = list(addresses or (f"{daemon}:7000",))
         knew: dict[str, Any] = {"term": term, "master": master, "master_grace": master_grace, "ended": list(ended)}
+        knew["cores"] = cores
         self.step(Received(conn, m.Hello(protocol, daemon, incarnation, where, lanes, site, "0.1.0", **knew)))
         return conn
 
@@ -210,7 +212,7 @@ class Room:
         """It dials again, over another connection, and says which one it was."""
         self.asleep.discard(daemon)
         old = self.conns[daemon]
-        known = {"master": self.state.identity, "session": old, "dial": dial}
+        known = {"master": self.state.identity, "session": old, "dial": dial, "cores": 256}
         hello = m.Hello(PROTOCOL_VERSION, daemon, incarnation, [f"{daemon}:7000"], 4, "", "0.1.0", **known)
         conn = presence.returning(self.state, hello)
         if conn is not None:

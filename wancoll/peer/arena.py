@@ -98,4 +98,4 @@ class ZeroContribution:
             yield partial(self._copy, address + at, at)
 
     def _copy(self, address: int, at: int) -> None:
-        lib.wc_pages_copy(address, self.result_buffer + at, min(_PIECE, self._nbytes - at))
+        lib.wc_pages_copy(address, self.result_buffer + at, min(_PIECE, self._nbytes - at), 1)

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from wancoll import resources
 from wancoll.errors import ConfigError, ProtocolError
 from wancoll.failpoints import Failpoints
-from wancoll.limits import keep_newest
+from wancoll.limits import THREADS, keep_newest
 from wancoll.local import default_socket, default_state, join_address, split_addresses
 from wancoll.metrics.core.operations import Operations
 from wancoll.metrics.guard import listeners_for
@@ -581,7 +581,7 @@ async def serve(
     wallet = _wallet(config, path)
     if wallet is not None:
         check_possible()
-    workers = config.workers or max(1, min(4, (os.cpu_count() or 1) // 2))
+    workers = config.workers or max(1, min(THREADS, resources.cores() // 2))
     metrics = listeners_for("metrics", config.metrics, config.metrics_token, "wancoll.metrics.port")
     data_sockets = open_listeners(config.listen)
     local_socket = claim_socket(path)

@@ -256,6 +256,7 @@ def _hello(step: Step, event: Received, hello: m.Hello) -> None:
         hello.dial,
         master_grace=hello.master_grace or step.limits.master_grace,
         version=hello.version,
+        cores=hello.cores,
         key=event.identity.key if event.identity is not None else b"",
     )
     state.connections[conn] = state.daemons[daemon.name] = daemon

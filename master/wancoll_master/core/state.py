@@ -61,6 +61,7 @@ class Daemon:
     master_grace: float = 0.0  # for so long its members go on without a master
     stopping: bool = False  # it has said so
     version: str = ""  # of its package
+    cores: int = 0  # that it may use; 0: not stated
     key: bytes = b""  # its public key; b"": in clear nobody has one
     synced: bool = False  # it has named all members that it has
     members: dict[int, Member] = field(default_factory=dict)  # by mid, joining ones too

@@ -15,7 +15,7 @@ from itertools import pairwise
 from math import floor, inf, log, log10
 from typing import NamedTuple, Protocol
 
-from wancoll.limits import KIB
+from wancoll.limits import KIB, THREADS
 from wancoll.schedule.cost import LinkCost, Sites, choices, chosen, predicted, usable
 from wancoll.units import format_duration, format_rate
 from wancoll.wire import messages as m
@@ -25,6 +25,7 @@ from wancoll_master.plan.topology import (
     LOCAL_STRIPE,
     MATERIAL,
     SEARCHED,
+    SHARED_STRIPE,
     STRIPE,
     Ring,
     better_ring,
@@ -36,7 +37,6 @@ from wancoll_master.plan.topology import (
 FAR = 0.005  # seconds of round trip from which a path counts as long
 MAX_AVOID = 4096  # pairs that a Plan can carry
 FAR_STRIPE = 8 * KIB  # there: a first flight is about 14 KiB on each lane, so small tensors share several lanes
-THREADS = 4  # of a daemon that may serve one link; each has lanes of its own, which share what is to be sent
 FAR_SHARING = 8  # lanes of each at least, over a long path: a thread is fast enough there, and lanes slow at times
 LANE_WINDOW = 2 << 20  # bytes under way on one lane: half of what Linux lets a send buffer grow to
 LANE_LOOKS = 3  # before other lanes are tried: first operations are slow for other reasons
@@ -79,6 +79,7 @@ class Daemon(Protocol):
     lanes: int
     max_lanes: int
     congestion_controls: frozenset[str]
+    cores: int
 
 
 class Member(Protocol):
@@ -163,16 +164,20 @@ def propose(request: Request) -> Proposal:
     wire = before if before is not None and not free else _wire(measures, paths, members, before, local=local)
     far = cost is not None and cost.alpha > FAR / 2
     lanes = max(1, min(wire.plan.lanes, *(_most_lanes(daemon) for daemon in daemons)))
+    groups = min(wire.plan.lane_groups, lanes)
+    stripe = FAR_STRIPE if far else STRIPE
+    if local:
+        stripe = LOCAL_STRIPE if groups == 1 else SHARED_STRIPE
     plan = m.Plan(
         lanes=lanes,
-        stripe=LOCAL_STRIPE if local else FAR_STRIPE if far else STRIPE,
+        stripe=stripe,
         turns=not local,
         choices=choices,
         avoid=_avoid(members, bad),
         pacing=wire.plan.pacing,
         congestion=wire.plan.congestion,
         spares=far,
-        lane_groups=min(wire.plan.lane_groups, lanes),
+        lane_groups=groups,
     )
     if before is not None:
         changes += _differences(before.plan, plan, len(members), cost)
@@ -186,6 +191,13 @@ def propose(request: Request) -> Proposal:
         shape=shape,
     )
     return Proposal([member.mid for member in members], planned, changes)
+
+
+def _threads(members: Sequence[Member]) -> int:
+    """Threads of a daemon that one operation keeps busy: the members of a machine share its cores."""
+    where = {member.daemon.name: machine(member.daemon.addresses) or member.daemon.name for member in members}
+    beside = Counter(where[member.daemon.name] for member in members)
+    return max(1, min(THREADS, *(one.daemon.cores // beside[where[one.daemon.name]] for one in members)))
 
 
 def _much_as_before(before: tuple[int, int], shape: tuple[int, int]) -> bool:
@@ -346,7 +358,8 @@ def _wire(
             lost = _lost(measures, members)
             pace, raised = _pace(max(_uplink(measures, members, lanes), carried), carried, lost, before)
             pacing = int(pace / lanes)
-    plan = m.Plan(lanes, STRIPE, True, {}, [], pacing, congestion, lane_groups=max(1, min(THREADS, lanes // sharing)))
+    groups = max(1, min(_threads(members), lanes // sharing))
+    plan = m.Plan(lanes, STRIPE, True, {}, [], pacing, congestion, lane_groups=groups)
     looks = before.looks if before is not None and before.plan.lanes == lanes else 0
     return Planned(plan, None, tried, settled, looks, raised)
 

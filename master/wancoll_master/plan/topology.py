@@ -21,6 +21,7 @@ _SEARCH_STEPS = 300_000  # beyond EXACT_BEST, moves that the search for the best
 Matrix = Sequence[Sequence[float]]  # [from][to], by place in the order
 STRIPE = 256 * KIB  # over a network: all lanes share a step, since one connection does not fill the path
 LOCAL_STRIPE = 1024 * MIB  # within one machine: one connection does, and every further busy one costs caches and calls
+SHARED_STRIPE = 64 * KIB  # there, where it has cores for several threads of each daemon: 1 MiB is worth them, too
 
 
 def pair(a: int, b: int) -> tuple[int, int]:

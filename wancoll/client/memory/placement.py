@@ -133,7 +133,7 @@ class Placement:
             at, late = 0, []
             for source in self.sources:
                 if source.device is None or self._staging is None:
-                    lib.wc_pages_copy(input_buffer.block.address + at, source.address, source.nbytes)
+                    lib.wc_pages_copy(input_buffer.block.address + at, source.address, source.nbytes, 0)
                 elif self.feed is not None or not isinstance(input_buffer, Pinned):
                     self._staging.read(source, input_buffer.block.address + at, input_buffer, deadline)
                 elif source.nbytes:
@@ -236,7 +236,7 @@ class Placement:
     ) -> None:  # fmt: skip
         staging = self._staging
         if target.device is None or staging is None:
-            lib.wc_pages_copy(target.address, at, nbytes)
+            lib.wc_pages_copy(target.address, at, nbytes, 0)
         elif to_device := staging.write(target, at, nbytes, result_buffer, lambda: self._stream_waits, early, attempt):
             self.to_devices.append(to_device)
 

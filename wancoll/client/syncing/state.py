@@ -275,12 +275,12 @@ class Incoming:
         self.to_devices = []
         for target, at, held in self._copies:
             if target.device is None:
-                lib.wc_pages_copy(target.address, at, target.nbytes)
+                lib.wc_pages_copy(target.address, at, target.nbytes, 0)
             elif to_device := self._staging.write(target, at, target.nbytes, held):
                 self.to_devices.append(to_device)
         for block, taken, offset, address, nbytes in self._swaps:
             if not self._arena.swap(block, taken, offset):
-                lib.wc_pages_copy(address, taken.address, nbytes)
+                lib.wc_pages_copy(address, taken.address, nbytes, 0)
 
     def _lay(self, goal: Goal, numbers: list[int], tensors: Sequence[Tensor], on_device: bool) -> None:
         """Give each of these stripes an address in a slab."""

@@ -33,6 +33,7 @@ class Hello(First, frozen=True):
     heard: Number = 0  # messages that it took in over that one (wire/kept.py)
     master_grace: Seconds = 0.0  # for so long its members go on without a master (C8); 0: as long as the master's own
     ended: Annotated[list[Bits], Meta(max_length=256)] = []  # incarnations whose processes have ended, on its machine
+    cores: Annotated[int, Meta(ge=0, le=1 << 16)] = 0  # of processors that it may use; 0: not stated
 
 
 class AskElection(First, frozen=True):
