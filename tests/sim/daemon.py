@@ -252,7 +252,12 @@ class Daemon(Process):
             if isinstance(message, m.Evicted):
                 self.world.judge.evicts(session.member, message)
             session.unhush()
-            session.run(session.member.hear(message, now, self.number, self.master))
+            commands = session.member.hear(message, now, self.number, self.master)
+            if isinstance(message, m.ContributeZeros):
+                op = session.member.collectives.open.get(message.seq)
+                if op is not None and op.zeros:
+                    self.world.judge.contributes_zeros(session.member.name, op.seq, message.call.grace)
+            session.run(commands)
             if isinstance(message, m.Refused):
                 break
         if isinstance(message, m.Evicted) and not any(one.member.addressed(message) for one in self.sessions):
@@ -465,7 +470,6 @@ class Session:
         assert resolved is not None
         self.world.judge.begins(self.member, op.seq)
         if op.zeros:
-            self.world.judge.contributes_zeros(self.member.name, op.seq, op.call.posted.grace)
             op.memory = op.memory or ([0] * (resolved.input_bytes // ITEM), [])
         input_buffer, result_buffer = op.memory if op.zeros else self.arena[op.client_id]
         channel = links.P2P if op.p2p else links.COLLECTIVES
