@@ -199,35 +199,47 @@ class _Room:
     def __init__(self, most: int, least: float) -> None:
         self._most, self._least = most, least
         self._share = max(most // _SHARES, 1)
-        self.count = 0
-        self._open: dict[str, dict[trio.CancelScope, float]] = {}  # by address: since when, oldest first
+        self._since: dict[trio.CancelScope, tuple[str, float]] = {}  # address, since when; oldest first
+        self._open: dict[str, dict[trio.CancelScope, None]] = {}  # by address, oldest first
+        self._busy: set[str] = set()  # addresses with more than a share: fewer than _SHARES, so a crowd costs no search
+
+    @property
+    def count(self) -> int:
+        """Connections in it."""
+        return len(self._since)
 
     def enter(self, address: str, scope: trio.CancelScope) -> bool:
         """Whether there is room, if need be in place of another one, which is cancelled."""
         if self.count >= self._most and not self._make_room(address):
             return False
-        self._open.setdefault(address, {})[scope] = trio.current_time()
-        self.count += 1
+        self._since[scope] = address, trio.current_time()
+        these = self._open.setdefault(address, {})
+        these[scope] = None
+        if len(these) > self._share:
+            self._busy.add(address)
         return True
 
     def leave(self, address: str, scope: trio.CancelScope) -> None:
         """It is gone, if it was here."""
-        these = self._open.get(address, {})
-        if these.pop(scope, None) is not None:
-            self.count -= 1
-            if not these:
-                del self._open[address]
+        if self._since.pop(scope, None) is None:
+            return
+        these = self._open[address]
+        del these[scope]
+        if len(these) <= self._share:
+            self._busy.discard(address)
+        if not these:
+            del self._open[address]
 
     def _make_room(self, newcomer: str) -> bool:
         """Put one out; False: the newcomer is the one."""
-        own = len(self._open.get(newcomer, {}))
-        busiest = max(self._open, key=lambda one: len(self._open[one]))
-        if len(self._open[busiest]) > max(own + 1, self._share):
-            address, scope = busiest, next(reversed(self._open[busiest]))
+        own = self._open.get(newcomer, {})
+        most = max((len(self._open[one]) for one in self._busy), default=0)
+        if most > max(len(own) + 1, self._share):
+            address = next(one for one in self._busy if len(self._open[one]) == most)
+            scope = next(reversed(self._open[address]))
         else:
-            among = [newcomer] if own >= self._share else self._open
-            firsts = ((address, *next(iter(self._open[address].items()))) for address in among)
-            address, scope, since = min(firsts, key=lambda one: one[2])
+            scope = next(iter(own if len(own) >= self._share else self._since))
+            address, since = self._since[scope]
             if trio.current_time() - since < self._least:
                 return False
         self.leave(address, scope)
