@@ -11,7 +11,7 @@
                                               cannot be -> evicted
 
 If the master hears nobody, the fault is the master's own network: nobody is evicted for silence until rejoin_grace
-after one is heard again. name_conflicts.py says what waits for a daemon's fate, suspicion.py what silence means before.
+after one is heard again. Where all are away, the first one that is back begins the others' return_grace anew. name_conflicts.py says what waits for a daemon's fate, suspicion.py what silence means before.
 """
 
 from __future__ import annotations
@@ -88,7 +88,10 @@ def returning(state: State, hello: m.Hello) -> int | None:
 def returned(step: Step, conn: int, hello: m.Hello) -> None:
     """The daemon has taken its connection up again."""
     daemon = step.state.connections[conn]
-    gap = step.now - (daemon.away_since if daemon.away else daemon.heard_at)
+    gap = step.now - (daemon.broken_since if daemon.away else daemon.heard_at)
+    if all(one.away for one in step.state.daemons.values()):  # nobody could come back until now
+        for one in step.state.daemons.values():
+            one.away_since = step.now
     daemon.heard_at = daemon.steady_since = step.now
     daemon.away_since, daemon.dial = inf, hello.dial
     confirming.forget(daemon)
