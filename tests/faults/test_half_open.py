@@ -1,4 +1,4 @@
-"""Strangers that open a thousand connections a second to a master, and stop there: whoever is known comes in at once."""
+"""Strangers that open a thousand connections a second to a master, and no more: whoever is known comes in at once."""
 
 from __future__ import annotations
 

@@ -11,7 +11,8 @@
                                               cannot be -> evicted
 
 If the master hears nobody, the fault is the master's own network: nobody is evicted for silence until rejoin_grace
-after one is heard again. Where all are away, the first one that is back begins the others' return_grace anew. name_conflicts.py says what waits for a daemon's fate, suspicion.py what silence means before.
+after one is heard again. Where all are away, the first one that is back begins the others' return_grace anew.
+name_conflicts.py says what waits for a daemon's fate, suspicion.py what silence means before.
 """
 
 from __future__ import annotations
