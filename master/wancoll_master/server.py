@@ -514,12 +514,13 @@ class Server:
                 self._of_strangers.say(log.info, "connection ended", who=who, reason=reason or "said nothing")
                 return connection.ended or "the master ended it"
             messages[0] = self._introduce(number, connection, messages[0], nonce)
-            decoder.allow(limits.message_bytes)  # a Report may be as large as an Epoch
             await self._hear(number, connection, messages)
             if self._introduced(number):
                 self._strangers.discard(number)
                 self._greeting.know(who)
             while data := await connection.receive():
+                if number not in self._unknown:
+                    decoder.allow(limits.message_bytes)  # a Report may be as large as an Epoch
                 await self._hear(number, connection, decoder.feed(data))
             return connection.ended or "the master ended it"
         except TlsFailed as failed:

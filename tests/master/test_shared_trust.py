@@ -670,3 +670,14 @@ async def test_a_folder_that_cannot_be_written_ends_neither_a_lead_nor_a_rotatio
         assert len((await operator.expect(m.KeysAre)).keys) == len(gate.keys) == 2
         assert server.state is not None
         assert len(master.keys) == 1
+
+
+async def test_whoever_is_kept_until_a_master_leads_says_little(tmp_path: Path) -> None:
+    """Nobody has looked at its key yet."""
+    async with that_writes_later(tmp_path) as (server, _, _, master, _):
+        server.step_down("the test says so")
+        server.stand_by(m.StandsBy("", 0), wait=True)
+        async with master.dial() as stranger:
+            await stranger.prove(Proof(Key.new(), (), b"", "s", ""), hello("s"))
+            await stranger.say(m.Heartbeat(1, called=[(1, 1, 1, 1)] * 30_000))
+            assert "frame" in await stranger.end()
