@@ -151,6 +151,24 @@ def test_a_key_that_was_revoked_comes_in_by_nothing_any_more() -> None:
         found.revoke_key("n3")
 
 
+def test_a_key_that_nobody_here_has_is_revoked_by_its_digits() -> None:
+    """After a journal was lost, so that its receipt lets nobody in."""
+    found = registry()
+    found.revoke_key(K1.hex())
+    with pytest.raises(ConfigError, match="has a key that an operator has revoked.*once of nobody known here"):
+        found.adopt(Identity("n1", "peer", (), "tok1", K1), NOW)
+
+
+def test_a_void_key_keeps_none_of_its_names() -> None:
+    found = registry()
+    admit(found)
+    admit(found, "n2")
+    found.take_changed()
+    found.revoke_key("n2")
+    assert found.take_changed()["name"] == {"n1": None, "n2": None}
+    assert [admit(found, name, K2).name for name in ("n1", "n2")] == ["n1", "n2"]
+
+
 def test_a_revoked_token_takes_those_with_it_who_came_by_it() -> None:
     found = registry()
     who = admit(found)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -271,23 +272,26 @@ class Registry:
             raise _refused(who.token, "by which it came in is revoked", "one that is good", "this one", hint)
         self._check_key(who)
 
-    def revoke_key(self, name: str) -> None:
-        """The key of *name* is void, and the name is free.
+    def revoke_key(self, who: str) -> None:
+        """The key of the daemon *who*, or the key that *who* is in hex, is void, and its names are free.
 
         Raises:
             ConfigError: nobody has that name, or too many keys are void.
         """
-        held = self.holders.get(name)
-        if held is None:
+        key = self.holders[who].key if who in self.holders else who
+        if not re.fullmatch("[0-9a-f]{64}", key):
             raise ConfigError(
-                "is no daemon that was admitted here", who=name, hint="`wancoll status` shows the names of daemons"
-            )
+                "is no daemon that was admitted here, and no key", who=who, expected="a name, or 64 hex digits",
+                hint="`wancoll status` shows the names of daemons",
+            )  # fmt: skip
         if len(self.revoked) >= MOST_NAMES:
-            raise _full(name)
-        del self.holders[name]
-        self.revoked[held.key] = Revoked(name)
-        self.changed.note("key", held.key, self.revoked[held.key])  # written first: a crash between frees no name alone
-        self.changed.note("name", name, None)
+            raise _full(who)
+        names = [name for name, held in self.holders.items() if held.key == key]
+        self.revoked[key] = Revoked(next(iter(names), ""))
+        self.changed.note("key", key, self.revoked[key])  # written first: a crash between frees no name alone
+        for name in names:
+            del self.holders[name]
+            self.changed.note("name", name, None)
 
     def _is_revoked(self, token: str) -> bool:
         return token in self.grants and self.grants[token].revoked
@@ -296,7 +300,7 @@ class Registry:
         if who.key.hex() in self.revoked:
             raise ConfigError(
                 "has a key that an operator has revoked", who=who.name, expected="a key that is good",
-                got=f"{who.key.hex()}, once of {self.revoked[who.key.hex()].name}",
+                got=f"{who.key.hex()}, once of {self.revoked[who.key.hex()].name or 'nobody known here'}",
                 hint="start it with an empty --state and a new token: --join",
             )  # fmt: skip
 

@@ -443,8 +443,13 @@ ssize_t wc_tls_send(wc_tls *tls, struct iovec *pieces, int count)
         size_t content, written;
         const void *bytes = gather(tls, &pieces, end, &content);
         tls->follows = pieces < end;
-        if (++tls->records > RECORDS && tls->o->SSL_key_update(tls->ssl, WC_SSL_KEY_UPDATE_NOT_REQUESTED))
+        if (++tls->records > RECORDS) {
+            if (!tls->o->SSL_key_update(tls->ssl, WC_SSL_KEY_UPDATE_NOT_REQUESTED)) {
+                tls->error = EIO;
+                return failed(tls);
+            }
             tls->records = 1;
+        }
         int result = tls->o->SSL_write_ex(tls->ssl, bytes, content, &written);
         tls->follows = false;
         if (result != 1) {

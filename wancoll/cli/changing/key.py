@@ -70,7 +70,7 @@ def revoke(name: str, /, *, master: OneMaster = "", asking: Annotated[Asking, Fl
     """Revoke the key of a daemon: it is sent away, its members are out, and its name is free.
 
     Args:
-        name: Of the daemon, as `wancoll status` shows it.
+        name: Of the daemon, as `wancoll status` shows it; or the key itself, 64 hex digits.
     """
     if not 0 < len(name) <= 128:
         raise ConfigError("is no daemon", who="wancoll key revoke", expected="1 to 128 characters", got=str(len(name)))
