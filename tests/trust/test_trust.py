@@ -155,7 +155,7 @@ def test_a_key_that_nobody_here_has_is_revoked_by_its_digits() -> None:
     """After a journal was lost, so that its receipt lets nobody in."""
     found = registry()
     found.revoke_key(K1.hex())
-    with pytest.raises(ConfigError, match="has a key that an operator has revoked.*once of nobody known here"):
+    with pytest.raises(ConfigError, match=r"has a key that an operator has revoked.*once of nobody known here"):
         found.adopt(Identity("n1", "peer", (), "tok1", K1), NOW)
 
 
