@@ -38,7 +38,10 @@ def begun() -> bytes:
 def strangers(port: int, said: bytes) -> Iterator[None]:
     """A process of theirs, which has the room full when this begins."""
     with subprocess.Popen(
-        [sys.executable, __file__, str(port), said.hex()], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", __name__, str(port), said.hex()],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as process:
         assert process.stdin is not None
         assert process.stdout is not None

@@ -30,7 +30,8 @@ _HEADER = 5  # bytes before each record; the last two say how many follow
 _PIECE = 16 * 1024  # more than a record holds is never read at once
 _AT_ONCE = 64  # records that one call opens: then it is others' turn
 _SHAKING = 16  # records that a handshake is at most
-_SHAKING_BYTES = 2048  # and these: a certificate of 1 KiB, and what comes with it
+_SHOWN_BYTES = 1536  # and these where this end has dialled: a certificate of 1 KiB, and what comes with it
+_OFFERED_BYTES = 4096  # where it listens: what a dialler offers, which costs nothing to read
 _BARREN = 8  # records after it that may hold no data
 _SPEAKS = f"wancoll/{PROTOCOL_VERSION}"  # by ALPN: an end of another version hears so in words that it can read
 # OpenSSL's SSL_OP_NO_TX_ and NO_RX_CERTIFICATE_COMPRESSION (RFC 8879), from 3.2 on; the ssl module has no names for
@@ -47,6 +48,8 @@ _WHY = {  # of OpenSSL's words, what there is to do
     "no suitable key share": "it offers no group for the key exchange that is taken here: P-256 would do",
     "unsupported protocol": "it speaks an older TLS than 1.3",
 }
+# After the handshake OpenSSL 3.2 and later say of a changed record only that.
+_CHANGED = {"record layer failure": "decryption failed or bad record mac: what it sent was changed on the way"}
 
 
 class TlsFailed(Exception):
@@ -119,6 +122,7 @@ class Tls:
             server_hostname=None if listening is not None else server_name(expects[-1]),
         )  # fmt: skip
         self.listens = listening is not None
+        self._most = _OFFERED_BYTES if self.listens else _SHOWN_BYTES
         self.key = b""  # public, of the acceptor, once the handshake is done
         self.done = False  # the handshake
         self.over = False  # the other end has said goodbye: nothing else that it sends is looked at
@@ -185,7 +189,7 @@ class Tls:
     def _count(self) -> None:
         """What it was given last was no data."""
         self._spare -= not self._left  # a whole record
-        if self._spare < 0 or not (self.done or self._given <= _SHAKING_BYTES):
+        if self._spare < 0 or not (self.done or self._given <= self._most):
             raise TlsFailed("it sends records without data again and again" if self.done else _LONG)
 
     @property
@@ -221,7 +225,7 @@ class Tls:
         except ssl.SSLZeroReturnError:  # after a goodbye of this end's
             self.over = True
         except ssl.SSLError as bad:
-            raise TlsFailed(explained(bad)) from bad
+            raise TlsFailed(explained(bad, _CHANGED)) from bad
         if self.over:
             self._came.clear()
         return b"".join(found)
