@@ -183,8 +183,8 @@ class Rogue:
     def __init__(self, cluster: Cluster, folder: Path, group: str, world: int) -> None:
         self.wallet = Wallet(str(folder), parse(cluster.token()))
         self._decoder: Decoder[Any] = Decoder(m.FromMaster, DEFAULT.message_bytes)
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        here = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        here = f"127.0.0.1:{self.listener.getsockname()[1]}"
         hello = m.Hello(PROTOCOL_VERSION, "rogue", 1, [here], 1, "", "0")
         self._control = self._dial(cluster.master_address, self.wallet.masters[0], hello)
         self._control.sendall(encode(m.Join(group, "rogue", world, 1)))
@@ -214,7 +214,7 @@ class Rogue:
 
     def close(self) -> None:
         self._control.close()
-        self._listener.close()
+        self.listener.close()
 
 
 @pytest.mark.check
