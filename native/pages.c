@@ -4,11 +4,11 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <pthread.h>
-#include <sched.h>
 #include <stdbool.h>
 #include <string.h>
 #include <sys/mman.h>
+
+#include "shares.h"
 
 #ifndef MREMAP_DONTUNMAP
 #define MREMAP_DONTUNMAP 4
@@ -20,10 +20,7 @@
 #define HUGE_PAGE ((uint64_t)2 << 20) /* page tables of aligned ranges move as a whole */
 #define FILL_BYTES ((uint64_t)4 << 20) /* at once: the system's locks on the file stay short */
 #define SHARED_BYTES ((uint64_t)4 << 20) /* copies from here on are worth threads */
-#define SHARE_ALIGN ((uint64_t)64 << 10)
-#define CORES_A_COPIER 4
-
-enum { MAX_COPIERS = 4 };
+#define SHARE_GRAIN ((uint64_t)64 << 10)
 
 static void *at(uint64_t address)
 {
@@ -132,46 +129,21 @@ int wc_pages_exchange(wc_block *a, wc_block *b, uint64_t wanted, uint64_t spare,
     return 0;
 }
 
-/* A share of a copy. */
 typedef struct {
     uint8_t *to;
     const uint8_t *from;
-    size_t bytes;
-    pthread_t thread;
-} wc_share;
+} wc_copy;
 
-static void *copy_share(void *argument)
+static void copy_share(void *work, uint64_t begin, uint64_t end)
 {
-    wc_share *share = argument;
-    memcpy(share->to, share->from, share->bytes);
-    return NULL;
-}
-
-/* One for each four cores that the process may use: other clients of the machine copy at the same time. */
-static unsigned copiers(void)
-{
-    cpu_set_t cores;
-    if (sched_getaffinity(0, sizeof cores, &cores))
-        return 1;
-    return (unsigned)CPU_COUNT(&cores) / CORES_A_COPIER;
+    const wc_copy *copy = work;
+    memcpy(copy->to + begin, copy->from + begin, end - begin);
 }
 
 void wc_pages_copy(uint64_t to, uint64_t from, uint64_t bytes, unsigned threads)
 {
-    wc_share shares[MAX_COPIERS];
-    if (threads == 0)
-        threads = bytes < SHARED_BYTES ? 1 : copiers();
-    uint64_t count = threads < 1 ? 1 : threads > MAX_COPIERS ? MAX_COPIERS : threads, each = bytes / count;
-    each -= each % SHARE_ALIGN;
-    bool own[MAX_COPIERS] = {true}; /* the last one is the caller's, and those for which there is no thread */
-    for (uint64_t i = 0; i < count; i++) {
-        uint64_t begin = i * each, end = i + 1 == count ? bytes : begin + each;
-        shares[i] = (wc_share){.to = (uint8_t *)at(to) + begin, .from = (uint8_t *)at(from) + begin, end - begin, 0};
-        own[i] = i + 1 == count || pthread_create(&shares[i].thread, NULL, copy_share, &shares[i]);
-    }
-    for (uint64_t i = count; i-- > 0;)
-        if (own[i])
-            copy_share(&shares[i]);
-        else
-            pthread_join(shares[i].thread, NULL);
+    wc_copy copy = {.to = at(to), .from = at(from)};
+    if (threads == 0 && bytes < SHARED_BYTES)
+        threads = 1;
+    wc_in_shares(copy_share, &copy, bytes, SHARE_GRAIN, threads);
 }

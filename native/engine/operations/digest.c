@@ -3,9 +3,11 @@
 #include "digest.h"
 
 #include <errno.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 
 #include "hashes.h"
+#include "shares.h"
 
 static uint64_t least(uint64_t a, uint64_t b)
 {
@@ -61,6 +63,27 @@ uint64_t wc_hashes_digest(wc_hashes *hashes)
     return hashes->kernels->hash64(hashes->block, (size_t)hashes->count * sizeof *hashes->block);
 }
 
+typedef struct {
+    const wc_kernels *kernels;
+    const uint8_t *memory;
+    uint64_t bytes, stripe, *out;
+    atomic_bool lacks_memory;
+} wc_striped;
+
+static void digest_share(void *work, uint64_t begin, uint64_t end)
+{
+    wc_striped *all = work;
+    for (uint64_t i = begin; i < end; i++) {
+        uint64_t start = i * all->stripe;
+        wc_hashes hashes;
+        if (wc_hashes_init(&hashes, all->kernels, all->memory + start, least(all->stripe, all->bytes - start)))
+            all->out[i] = wc_hashes_digest(&hashes);
+        else
+            atomic_store(&all->lacks_memory, true);
+        wc_hashes_free(&hashes);
+    }
+}
+
 int wc_digest_stripes(uint64_t address, uint64_t bytes, uint64_t stripe, uint64_t *out)
 {
     if (stripe == 0 || stripe % WC_DIGEST_BLOCK)
@@ -68,15 +91,9 @@ int wc_digest_stripes(uint64_t address, uint64_t bytes, uint64_t stripe, uint64_
     const wc_kernels *kernels = wc_kernels_default();
     if (!kernels)
         return -ENOSYS;
-    const uint8_t *memory = (const uint8_t *)(uintptr_t)address;
-    for (uint64_t start = 0; start < bytes; start += stripe) {
-        wc_hashes hashes;
-        bool made = wc_hashes_init(&hashes, kernels, memory + start, least(stripe, bytes - start));
-        if (made)
-            *out++ = wc_hashes_digest(&hashes);
-        wc_hashes_free(&hashes);
-        if (!made)
-            return -ENOMEM;
-    }
-    return 0;
+    wc_striped all = {.kernels = kernels, .memory = (const uint8_t *)(uintptr_t)address, .bytes = bytes,
+                      .stripe = stripe, .out = out};
+    uint64_t count = bytes / stripe + (bytes % stripe > 0);
+    wc_in_shares(digest_share, &all, count, 1, count < 2 ? 1 : 0);
+    return atomic_load(&all.lacks_memory) ? -ENOMEM : 0;
 }
