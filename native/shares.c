@@ -8,7 +8,7 @@
 
 #define CORES_A_THREAD 4
 
-enum { MAX_THREADS = 4 };
+enum { MAX_THREADS = 8 };
 
 typedef struct {
     wc_share_act act;
@@ -34,7 +34,8 @@ static unsigned affordable(void)
 void wc_in_shares(wc_share_act act, void *work, uint64_t count, uint64_t grain, unsigned threads)
 {
     wc_share shares[MAX_THREADS];
-    unsigned wanted = threads ? threads : affordable(), n = wanted < 1 ? 1 : wanted > MAX_THREADS ? MAX_THREADS : wanted;
+    unsigned n = threads ? threads : affordable();
+    n = n < 1 ? 1 : n > MAX_THREADS ? MAX_THREADS : n;
     uint64_t each = count / n / grain * grain;
     for (unsigned i = 0; i < n; i++) {
         wc_share *share = &shares[i];
