@@ -6,7 +6,7 @@
 #include <sched.h>
 #include <stdbool.h>
 
-#define CORES_A_THREAD 4
+#define CORES_A_THREAD 2
 
 enum { MAX_THREADS = 8 };
 

@@ -17,6 +17,7 @@ TO_DEVICE, TO_HOST, WITHIN = "cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync", "cuMemcpy
 _NOT_READY = 600
 _NOT_INITIALIZED = 3
 _SHORTEST, _LONGEST = 20e-6, 1e-3  # pauses between two looks at a mark
+_LATER = 8  # a mark is seen this part of the wait too late at most
 
 _loading = threading.Lock()
 _driver: Driver | None = None
@@ -329,10 +330,10 @@ class Mark:
 
 def until(ready: Callable[[], bool], deadline: float | None) -> bool:
     """Wait for *ready*, or until *deadline*, a time.monotonic(); whether it came true. Ctrl-C ends it."""
-    pause = _SHORTEST
+    began = time.monotonic()
     while not ready():
-        if deadline is not None and time.monotonic() >= deadline:
+        now = time.monotonic()
+        if deadline is not None and now >= deadline:
             return False
-        time.sleep(pause)
-        pause = min(2 * pause, _LONGEST)
+        time.sleep(min(max(_SHORTEST, (now - began) / _LATER), _LONGEST))
     return True
