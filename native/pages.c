@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -80,7 +81,7 @@ static int collapse(const wc_block *block, uint64_t start, uint64_t end, int fd)
     return madvise(at(block->address + start), end - start, MADV_COLLAPSE) ? -errno : 0;
 }
 
-int wc_pages_fill(const wc_block *block, uint64_t start, uint64_t bytes, int fd)
+static int fill(const wc_block *block, uint64_t start, uint64_t bytes, int fd)
 {
     int huge = !((block->address | block->offset | block->bytes | start) % HUGE_PAGE);
     for (uint64_t last = start + bytes; start < last; start += FILL_BYTES) {
@@ -94,6 +95,28 @@ int wc_pages_fill(const wc_block *block, uint64_t start, uint64_t bytes, int fd)
             return -errno;
     }
     return 0;
+}
+
+typedef struct {
+    const wc_block *block;
+    uint64_t start;
+    int fd;
+    atomic_int error;
+} wc_filling;
+
+static void fill_share(void *work, uint64_t begin, uint64_t end)
+{
+    wc_filling *all = work;
+    int error = fill(all->block, all->start + begin, end - begin, all->fd);
+    if (error)
+        atomic_store(&all->error, error);
+}
+
+int wc_pages_fill(const wc_block *block, uint64_t start, uint64_t bytes, int fd)
+{
+    wc_filling all = {.block = block, .start = start, .fd = fd};
+    wc_in_shares(fill_share, &all, bytes, FILL_BYTES, 0);
+    return atomic_load(&all.error);
 }
 
 /* Moves what `from` shows, with its page tables, to `to`. `from` goes on to show the same part of the file. */

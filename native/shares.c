@@ -35,6 +35,8 @@ void wc_in_shares(wc_share_act act, void *work, uint64_t count, uint64_t grain, 
 {
     wc_share shares[MAX_THREADS];
     unsigned n = threads ? threads : affordable();
+    if (n > count / grain)
+        n = (unsigned)(count / grain);
     n = n < 1 ? 1 : n > MAX_THREADS ? MAX_THREADS : n;
     uint64_t each = count / n / grain * grain;
     for (unsigned i = 0; i < n; i++) {
