@@ -77,8 +77,28 @@ def of_process(pid: int | None = None) -> dict[str, int]:
 
 
 def cores() -> int:
-    """Cores of processors that this process may use."""
-    return len(os.sched_getaffinity(0))
+    """Cores of processors that this process may use: those that it may run on, or what a control group lets it have."""
+    found = [len(os.sched_getaffinity(0))]
+    for folder, first in _folders("cpu"):
+        with contextlib.suppress(OSError, ValueError):  # none here, or "max"
+            names = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if first else ("cpu.max",)
+            quota, period = (int(word) for name in names for word in (folder / name).read_text().split())
+            if quota > 0:
+                found.append(max(1, quota // period))
+    return min(found)
+
+
+def _folders(controller: str) -> Iterator[tuple[Path, bool]]:
+    """Folders of the control groups that this process is in, its own first; whether they are of version 1."""
+    with contextlib.suppress(OSError):
+        for line in (_ROOT / "proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            first = controller in controllers.split(",")
+            if controllers and not first:
+                continue
+            top = _ROOT / "sys/fs/cgroup" / (controller if first else "")
+            folder = top / path.strip("/")
+            yield from ((each, first) for each in (folder, *folder.parents) if each.is_relative_to(top))
 
 
 # ---- memory ---------------------------------------------------------------------------------------------
@@ -101,23 +121,13 @@ def free_memory() -> int:
 
 def _groups() -> Iterator[tuple[int, int]]:
     """(limit, bytes in use that cannot be taken back) of the control groups that have a limit, version 2 and 1."""
-    with contextlib.suppress(OSError):
-        for line in (_ROOT / "proc/self/cgroup").read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            first = controllers == "memory"
-            if controllers and not first:
-                continue
-            top = _ROOT / "sys/fs/cgroup" / ("memory" if first else "")
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes") if first else ("memory.max", "memory.current")
-            folder = top / path.strip("/")
-            for each in (folder, *folder.parents):
-                if not each.is_relative_to(top):
-                    break
-                with contextlib.suppress(OSError, ValueError):  # none here, or "max"
-                    limit, used = (int((each / name).read_text()) for name in names)
-                    cache = _numbers(each / "memory.stat")
-                    prefix = "total_" if first else ""
-                    yield limit, used - sum(cache.get(f"{prefix}{kind}_file", 0) for kind in ("active", "inactive"))
+    for folder, first in _folders("memory"):
+        names = ("memory.limit_in_bytes", "memory.usage_in_bytes") if first else ("memory.max", "memory.current")
+        with contextlib.suppress(OSError, ValueError):  # none here, or "max"
+            limit, used = (int((folder / name).read_text()) for name in names)
+            cache = _numbers(folder / "memory.stat")
+            prefix = "total_" if first else ""
+            yield limit, used - sum(cache.get(f"{prefix}{kind}_file", 0) for kind in ("active", "inactive"))
 
 
 def _numbers(path: Path) -> dict[str, int]:

@@ -685,3 +685,42 @@ def test_what_the_system_has_free(
 def test_a_system_that_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resources, "_ROOT", tmp_path)
     assert resources.free_memory() == resources.total_memory() > 0
+
+
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({}, 8),
+        ({"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/b/cpu.max": "max 100000\n"}, 8),
+        (
+            {
+                "proc/self/cgroup": "0::/a/b\n",
+                "sys/fs/cgroup/a/b/cpu.max": "600000 100000\n",
+                "sys/fs/cgroup/a/cpu.max": "250000 100000\n",
+            },
+            2,
+        ),
+        ({"proc/self/cgroup": "0::/a\n", "sys/fs/cgroup/a/cpu.max": "50000 100000\n"}, 1),
+        (
+            {
+                "proc/self/cgroup": "3:cpu,cpuacct:/a\n0::/\n",
+                "sys/fs/cgroup/cpu/a/cpu.cfs_quota_us": "300000\n",
+                "sys/fs/cgroup/cpu/a/cpu.cfs_period_us": "100000\n",
+                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n",
+                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
+            },
+            3,
+        ),
+    ],
+    ids=["no groups", "no limit", "version 2", "less than one", "version 1"],
+)
+def test_cores_that_a_process_may_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], cores: int
+) -> None:
+    monkeypatch.setattr(resources, "_ROOT", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    for name, text in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert resources.cores() == cores
