@@ -345,7 +345,7 @@ def _wire(
     settled = before is not None and before.settled
     lanes = before.plan.lanes if before is not None else start
     pacing, congestion, raised = 0, "", 0.0
-    sharing = 1
+    sharing, threads = 1, _threads(members)
     if not local:
         congestion = _congestion(paths, daemons)
         looks = before.looks if before is not None else 0
@@ -353,12 +353,12 @@ def _wire(
         if congestion != "bbr":  # which fills a path with any number of them
             lanes, settled = _lanes(measures, daemons, lanes, tried, looks, settled=settled)
         if _far(paths):
-            sharing = FAR_SHARING
+            sharing, threads = FAR_SHARING, THREADS  # whoever joins: links that are made anew are cold
             carried = max(measures.uplink(daemon.name, lanes) for daemon in daemons)  # around a ring all carry the same
             lost = _lost(measures, members)
             pace, raised = _pace(max(_uplink(measures, members, lanes), carried), carried, lost, before)
             pacing = int(pace / lanes)
-    groups = max(1, min(_threads(members), lanes // sharing))
+    groups = max(1, min(threads, lanes // sharing))
     plan = m.Plan(lanes, STRIPE, True, {}, [], pacing, congestion, lane_groups=groups)
     looks = before.looks if before is not None and before.plan.lanes == lanes else 0
     return Planned(plan, None, tried, settled, looks, raised)
