@@ -16,6 +16,7 @@ struct wc_worker {
     wc_command *todo;        /* taken from the inbox; the first one may wait for other workers' cancels */
     atomic_ullong cancelled; /* number of the last cancel processed */
     uint64_t round;          /* counts its looks at epoll */
+    uint64_t patience;       /* ns that it looks on before it parks; 0 where it has no core of its own */
     wc_ready ready;          /* see ready.h */
     wc_task *unready;        /* of ops whose input is being filled */
     uint8_t *read_buffer;    /* WC_READ_BYTES, and room for a split element */

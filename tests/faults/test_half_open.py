@@ -73,6 +73,7 @@ def took(call: Callable[[], object]) -> float:
     return time.monotonic() - began
 
 
+@pytest.mark.nightly  # alone: the strangers need a core of their own, and the master another
 @pytest.mark.parametrize("silent", [True, False])
 def test_known_daemons_and_newcomers_come_in_beside_half_open_connections(silent: bool) -> None:
     with Cluster(2, secure=True) as cluster:
