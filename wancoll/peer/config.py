@@ -38,7 +38,7 @@ class PeerConfig:
         max_lanes: TCP connections to each other peer up to which the master may go where more of them carry more. A
             group uses the smallest number that a member states; not above --lanes: never.
         measure: Measure paths to other machines, for the master's plans. Short probes while nothing runs.
-        workers: Engine threads. 0: one for two processor cores, at most 8.
+        workers: Engine threads; plans are made as for twice as many processor cores. 0: one for two cores, at most 8.
         congestion_control: TCP congestion control of the lanes (cubic, bbr, ...). Empty: the system's.
         checksum: Checksums (XXH3) over all data. A connection goes without only if both ends want that.
         arena_bytes: Bytes of address space for a client's shared memory; only touched pages take memory. 0: the

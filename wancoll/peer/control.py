@@ -240,7 +240,7 @@ class Control:
             PROTOCOL_VERSION, self._daemon, self._incarnation, self.addresses, config.lanes, config.site,
             package_version(), config.max_lanes, offered_congestion_controls(config.congestion_control),
             config.measure, self.term, self.master, self._dials, self._session if self.open else 0, self._heard,
-            min(config.limits.master_grace, WITHOUT_END), self._ended, resources.cores(),
+            min(config.limits.master_grace, WITHOUT_END), self._ended, 2 * config.workers or resources.cores(),
         )  # fmt: skip
 
     async def _ask_all(self, patience: float) -> None:
