@@ -259,6 +259,9 @@ def test_a_joiner_that_waits_is_not_forgotten(cluster: Cluster) -> None:
     late = Background(lambda _: cluster.connect(2, group=group, name="m2", start_world=2), 1)
     wait_joining(cluster, group, "m2")
     restart(cluster)
+    # Not before the members have reported: an update that they made meanwhile passes, and joiners wait for the next.
+    resumed = lambda: any(event.kind == "resumed" and event.group == group for event in cluster.status().events)  # noqa: E731
+    wait_until(resumed, BUSY, "the group goes on")
     wait_joining(cluster, group, "m2")
     updates = Background(lambda k: attempt(comms[k].update_membership), 2)
     assert all(outcome.error is None for outcome in updates.results())
