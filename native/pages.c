@@ -6,8 +6,14 @@
 #include <fcntl.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
+
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
 
 #include "shares.h"
 
@@ -20,7 +26,9 @@
 
 #define HUGE_PAGE ((uint64_t)2 << 20) /* page tables of aligned ranges move as a whole */
 #define FILL_BYTES ((uint64_t)4 << 20) /* at once: the system's locks on the file stay short */
-#define SHARED_BYTES ((uint64_t)4 << 20) /* copies from here on are worth threads */
+#define LARGE_BYTES ((uint64_t)4 << 20) /* copies from here on are worth threads */
+#define CACHE_SHARE 4                   /* of the last cache: more than this part does not stay there */
+#define AHEAD 1024 /* bytes; about 1.1 times as fast as what the processor fetches ahead by itself */
 #define SHARE_GRAIN ((uint64_t)64 << 10)
 
 static void *at(uint64_t address)
@@ -152,21 +160,66 @@ int wc_pages_exchange(wc_block *a, wc_block *b, uint64_t wanted, uint64_t spare,
     return 0;
 }
 
+#ifdef __SSE2__
+/* What does not stay in the cache is stored around it, which spares reading the target first. */
+static void copy_streaming(uint8_t *to, const uint8_t *from, size_t bytes)
+{
+    size_t head = (size_t)(-(uintptr_t)to & 63);
+    memcpy(to, from, head);
+    to += head;
+    from += head;
+    bytes -= head;
+    for (; bytes >= 64; bytes -= 64, to += 64, from += 64) {
+        _mm_prefetch((const char *)from + AHEAD, _MM_HINT_NTA); /* beyond the end, too: it never faults */
+        __m128i a = _mm_loadu_si128((const __m128i *)from);
+        __m128i b = _mm_loadu_si128((const __m128i *)from + 1);
+        __m128i c = _mm_loadu_si128((const __m128i *)from + 2);
+        __m128i d = _mm_loadu_si128((const __m128i *)from + 3);
+        _mm_stream_si128((__m128i *)to, a);
+        _mm_stream_si128((__m128i *)to + 1, b);
+        _mm_stream_si128((__m128i *)to + 2, c);
+        _mm_stream_si128((__m128i *)to + 3, d);
+    }
+    _mm_sfence();
+    memcpy(to, from, bytes);
+}
+#endif
+
 typedef struct {
     uint8_t *to;
     const uint8_t *from;
+    bool streams;
 } wc_copy;
 
 static void copy_share(void *work, uint64_t begin, uint64_t end)
 {
     const wc_copy *copy = work;
+#ifdef __SSE2__
+    if (copy->streams) {
+        copy_streaming(copy->to + begin, copy->from + begin, end - begin);
+        return;
+    }
+#endif
     memcpy(copy->to + begin, copy->from + begin, end - begin);
+}
+
+/* The last cache's, by Linux; glibc says ten times as much on some machines, and its memcpy never stores around it there.
+   0: not known. */
+static uint64_t cache_bytes(void)
+{
+    char text[16] = "";
+    int fd = open("/sys/devices/system/cpu/cpu0/cache/index3/size", O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd < 0 ? 0 : read(fd, text, sizeof text - 1);
+    if (fd >= 0)
+        close(fd);
+    return n > 0 ? strtoull(text, NULL, 10) << 10 : 0; /* "32768K" */
 }
 
 void wc_pages_copy(uint64_t to, uint64_t from, uint64_t bytes, unsigned threads)
 {
     wc_copy copy = {.to = at(to), .from = at(from)};
-    if (threads == 0 && bytes < SHARED_BYTES)
+    copy.streams = bytes >= LARGE_BYTES && bytes >= cache_bytes() / CACHE_SHARE;
+    if (threads == 0 && bytes < LARGE_BYTES)
         threads = 1;
     wc_in_shares(copy_share, &copy, bytes, SHARE_GRAIN, threads);
 }
