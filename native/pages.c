@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdlib.h>
@@ -203,22 +204,27 @@ static void copy_share(void *work, uint64_t begin, uint64_t end)
     memcpy(copy->to + begin, copy->from + begin, end - begin);
 }
 
-/* The last cache's, by Linux; glibc says ten times as much on some machines, and its memcpy never stores around it there.
-   0: not known. */
-static uint64_t cache_bytes(void)
+/* Of the last cache, by Linux; glibc says ten times as much on some machines, where its memcpy never stores around it.
+   0: not known. To ask takes a tenth of the shortest large copy. */
+static uint64_t cache_bytes;
+static pthread_once_t cache_asked = PTHREAD_ONCE_INIT;
+
+static void ask_cache(void)
 {
     char text[16] = "";
     int fd = open("/sys/devices/system/cpu/cpu0/cache/index3/size", O_RDONLY | O_CLOEXEC);
     ssize_t n = fd < 0 ? 0 : read(fd, text, sizeof text - 1);
     if (fd >= 0)
         close(fd);
-    return n > 0 ? strtoull(text, NULL, 10) << 10 : 0; /* "32768K" */
+    if (n > 0)
+        cache_bytes = strtoull(text, NULL, 10) << 10; /* "32768K" */
 }
 
 void wc_pages_copy(uint64_t to, uint64_t from, uint64_t bytes, unsigned threads)
 {
     wc_copy copy = {.to = at(to), .from = at(from)};
-    copy.streams = bytes >= LARGE_BYTES && bytes >= cache_bytes() / CACHE_SHARE;
+    pthread_once(&cache_asked, ask_cache);
+    copy.streams = bytes >= LARGE_BYTES && bytes >= cache_bytes / CACHE_SHARE;
     if (threads == 0 && bytes < LARGE_BYTES)
         threads = 1;
     wc_in_shares(copy_share, &copy, bytes, SHARE_GRAIN, threads);

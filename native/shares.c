@@ -25,16 +25,16 @@ static void *run(void *argument)
     return NULL;
 }
 
-static unsigned affordable(void)
+unsigned wc_cores(void)
 {
     cpu_set_t cores;
-    return sched_getaffinity(0, sizeof cores, &cores) ? 1 : (unsigned)CPU_COUNT(&cores) / CORES_A_THREAD;
+    return sched_getaffinity(0, sizeof cores, &cores) ? 1 : (unsigned)CPU_COUNT(&cores);
 }
 
 void wc_in_shares(wc_share_act act, void *work, uint64_t count, uint64_t grain, unsigned threads)
 {
     wc_share shares[MAX_THREADS];
-    unsigned n = threads ? threads : affordable();
+    unsigned n = threads ? threads : wc_cores() / CORES_A_THREAD;
     if (n > count / grain)
         n = (unsigned)(count / grain);
     n = n < 1 ? 1 : n > MAX_THREADS ? MAX_THREADS : n;

@@ -12,4 +12,7 @@ typedef void (*wc_share_act)(void *work, uint64_t begin, uint64_t end);
    done. */
 void wc_in_shares(wc_share_act act, void *work, uint64_t count, uint64_t grain, unsigned threads);
 
+/* Cores that the process may run on; 1 where the system does not say. */
+unsigned wc_cores(void);
+
 #endif

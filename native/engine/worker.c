@@ -1,10 +1,8 @@
 /* A worker thread: one epoll over its lanes, one inbox of commands, one ready queue. It parks in epoll_wait; the
    first one looks on for 20 us before, where there are cores enough. */
-#define _GNU_SOURCE
 #include "shared.h"
 
 #include <errno.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,6 +10,8 @@
 #include <sys/eventfd.h>
 #include <time.h>
 #include <unistd.h>
+
+#include "shares.h"
 
 enum { BATCH = 64, CORES = 8, PATIENCE = 20000 /* ns */ };
 
@@ -197,12 +197,6 @@ static int wait_for(const wc_worker *worker, struct epoll_event *events, int tim
     return epoll_wait(worker->epoll, events, BATCH, timeout);
 }
 
-static bool has_cores(void)
-{
-    cpu_set_t cores;
-    return !sched_getaffinity(0, sizeof cores, &cores) && CPU_COUNT(&cores) >= CORES;
-}
-
 static void *run(void *argument)
 {
     wc_worker *worker = argument;
@@ -251,7 +245,7 @@ int wc_worker_start(wc_worker *worker, wc_engine *engine, uint32_t index)
 {
     worker->engine = engine;
     worker->index = index;
-    worker->patience = index == 0 && has_cores() ? PATIENCE : 0;
+    worker->patience = index == 0 && wc_cores() >= CORES ? PATIENCE : 0;
     worker->epoll = epoll_create1(EPOLL_CLOEXEC);
     worker->inbox.wake = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     worker->read_buffer = aligned_alloc(4096, WC_READ_BYTES + 4096);

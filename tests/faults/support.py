@@ -193,6 +193,19 @@ class Background:
         return [future.done() for future in self._futures]
 
 
+@contextmanager
+def until_stopped(threads: Sequence[threading.Thread], stop: threading.Event) -> Iterator[None]:
+    """Threads that run meanwhile; *stop* is set in the end, and they are waited for."""
+    for one in threads:
+        one.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for one in threads:
+            one.join(30)
+
+
 def sums(comms: Sequence[Any], tensors: Sequence[np.ndarray]) -> Background:
     """Each tensor's in-place sum, under way."""
     return Background(lambda k: attempt(lambda: comms[k].all_reduce(tensors[k], op="sum")), len(tensors))

@@ -1,7 +1,8 @@
 """Clocks that differ: of a master, and of daemons that are ahead of it and behind it; joining, lanes, a new start.
 
 libfaketime shows each process a clock of its own, which the test moves; what measures durations is as it was. Its
-"fix" of waits with a timeout is off: by it threads of one interpreter waited for each other for seconds.
+"fix" of waits with a timeout is off: by it threads of one interpreter waited for each other for seconds. It keeps no
+copy of the file: a master that still had the old time gave out a token that had expired when it was shown.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Clocks:
         self.go_on(0)
         file = str(self._folder / name)
         return {
-            "LD_PRELOAD": LIBRARY, "FAKETIME_TIMESTAMP_FILE": file, "FAKETIME_CACHE_DURATION": "1",
+            "LD_PRELOAD": LIBRARY, "FAKETIME_TIMESTAMP_FILE": file, "FAKETIME_NO_CACHE": "1",
             "FAKETIME_DONT_FAKE_MONOTONIC": "1", "FAKETIME_FORCE_MONOTONIC_FIX": "0",
         }  # fmt: skip
 

@@ -8,11 +8,10 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
 
-from tests.faults.support import BUSY, PEERS, close_all, join, reduce_all, wait_until
+from tests.faults.support import BUSY, PEERS, close_all, join, reduce_all, until_stopped, wait_until
 from tests.faults.test_hostile_bytes import all_up, open_files
 from wancoll.chaos import Cluster
 from wancoll.limits import DEFAULT
@@ -69,16 +68,8 @@ class Flood:
         for one in slow:
             one.close()
 
-    @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        for one in self._threads:
-            one.start()
-        try:
-            yield
-        finally:
-            self._stop.set()
-            for one in self._threads:
-                one.join(30)
+    def running(self) -> contextlib.AbstractContextManager[None]:
+        return until_stopped(self._threads, self._stop)
 
     @property
     def over(self) -> bool:

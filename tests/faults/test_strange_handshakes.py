@@ -6,7 +6,7 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -15,7 +15,7 @@ import pytest
 import trio
 
 from tests.dear import Dear
-from tests.faults.support import BUSY, close_all, join, new_group, reduce_all, wait_until
+from tests.faults.support import BUSY, close_all, join, new_group, reduce_all, until_stopped, wait_until
 from tests.faults.test_sealed_lanes import Rogue
 from tests.records import HANDSHAKE, NEW_KEYS, ByHand
 from wancoll.chaos import Cluster
@@ -50,16 +50,8 @@ class Strangers:
 
         self._threads.append(threading.Thread(target=again, daemon=True))
 
-    @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        for one in self._threads:
-            one.start()
-        try:
-            yield
-        finally:
-            self._stop.set()
-            for one in self._threads:
-                one.join(BUSY)
+    def running(self) -> contextlib.AbstractContextManager[None]:
+        return until_stopped(self._threads, self._stop)
 
 
 def show(listener: socket.socket, dear: Dear) -> None:

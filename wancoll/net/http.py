@@ -118,7 +118,7 @@ class Port:
         unwanted = isinstance(asked, Request) and asked.head
         if answer.stream is not None and not unwanted:
             scope.deadline = float("inf")
-            self.open.leave(who, scope)
+            self.open.leave(scope)
             await self._stream(http, stream, who, said, answer.stream)
             return
         await stream.send_all(said if unwanted else said + answer.body)

@@ -178,12 +178,12 @@ class Handshakes:
             try:
                 yield scope
             finally:
-                room.leave(address, scope)
+                room.leave(scope)
 
-    def leave(self, address: str, scope: trio.CancelScope) -> None:
+    def leave(self, scope: trio.CancelScope) -> None:
         """It has said who it is, or is gone: it gives way to nobody, but its time goes on until its end."""
-        self._strangers.leave(address, scope)
-        self._acquainted.leave(address, scope)
+        self._strangers.leave(scope)
+        self._acquainted.leave(scope)
 
 
 class _Room:
@@ -201,7 +201,7 @@ class _Room:
         self._share = max(most // _SHARES, 1)
         self._since: dict[trio.CancelScope, tuple[str, float]] = {}  # address, since when; oldest first
         self._open: dict[str, dict[trio.CancelScope, None]] = {}  # by address, oldest first
-        self._busy: set[str] = set()  # addresses with more than a share: fewer than _SHARES, so a crowd costs no search
+        self._busy: dict[str, None] = {}  # addresses with more than a share: few, so a crowd costs no search
 
     @property
     def count(self) -> int:
@@ -216,33 +216,33 @@ class _Room:
         these = self._open.setdefault(address, {})
         these[scope] = None
         if len(these) > self._share:
-            self._busy.add(address)
+            self._busy[address] = None
         return True
 
-    def leave(self, address: str, scope: trio.CancelScope) -> None:
+    def leave(self, scope: trio.CancelScope) -> None:
         """It is gone, if it was here."""
-        if self._since.pop(scope, None) is None:
+        if scope not in self._since:
             return
+        address, _ = self._since.pop(scope)
         these = self._open[address]
         del these[scope]
         if len(these) <= self._share:
-            self._busy.discard(address)
+            self._busy.pop(address, None)
         if not these:
             del self._open[address]
 
     def _make_room(self, newcomer: str) -> bool:
         """Put one out; False: the newcomer is the one."""
         own = self._open.get(newcomer, {})
-        most = max((len(self._open[one]) for one in self._busy), default=0)
-        if most > max(len(own) + 1, self._share):
-            address = next(one for one in self._busy if len(self._open[one]) == most)
-            scope = next(reversed(self._open[address]))
+        busiest = max((self._open[one] for one in self._busy), key=len, default=own)
+        if len(busiest) > max(len(own) + 1, self._share):
+            scope = next(reversed(busiest))
         else:
             scope = next(iter(own if len(own) >= self._share else self._since))
-            address, since = self._since[scope]
+            _, since = self._since[scope]
             if trio.current_time() - since < self._least:
                 return False
-        self.leave(address, scope)
+        self.leave(scope)
         scope.cancel()
         return True
 

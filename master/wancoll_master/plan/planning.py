@@ -195,9 +195,10 @@ def propose(request: Request) -> Proposal:
 
 def _threads(members: Sequence[Member]) -> int:
     """Threads of a daemon that one operation keeps busy: the members of a machine share its cores."""
-    where = {member.daemon.name: machine(member.daemon.addresses) or member.daemon.name for member in members}
-    beside = Counter(where[member.daemon.name] for member in members)
-    return max(1, min(THREADS, *(one.daemon.cores // beside[where[one.daemon.name]] for one in members)))
+    places = [_place(member.daemon) for member in members]
+    beside = Counter(places)
+    shares = [member.daemon.cores // beside[place] for member, place in zip(members, places, strict=True)]
+    return max(1, min(THREADS, *shares))
 
 
 def _much_as_before(before: tuple[int, int], shape: tuple[int, int]) -> bool:
@@ -306,6 +307,11 @@ def near(one: Daemon, other: Daemon) -> bool:
     return one is other or "" != machine(one.addresses) == machine(other.addresses)
 
 
+def _place(daemon: Daemon) -> str:
+    """Its machine; where that is not known it is alone in a place of its own."""
+    return machine(daemon.addresses) or daemon.name
+
+
 def is_local(members: Sequence[Member]) -> bool:
     """Whether all members are on one machine: nothing is measured there, and nothing to be planned."""
     hosts = {machine(member.daemon.addresses) for member in members}
@@ -324,7 +330,7 @@ class _Known(NamedTuple):
 def _paths(measures: Measures, daemons: Sequence[Daemon]) -> list[_Known]:
     """Those that were measured: of many members few have been, so nothing here looks at every pair."""
     named = {daemon.name: daemon for daemon in daemons}
-    where = {daemon.name: machine(daemon.addresses) or daemon.name for daemon in daemons}
+    where = {daemon.name: _place(daemon) for daemon in daemons}
     return [
         _Known(named[one], named[other], path.bandwidth, measures.rtt(one, other))
         for (one, other), path in measures.paths.among(named)

@@ -94,6 +94,6 @@ int wc_digest_stripes(uint64_t address, uint64_t bytes, uint64_t stripe, uint64_
     wc_striped all = {.kernels = kernels, .memory = (const uint8_t *)(uintptr_t)address, .bytes = bytes,
                       .stripe = stripe, .out = out};
     uint64_t count = bytes / stripe + (bytes % stripe > 0);
-    wc_in_shares(digest_share, &all, count, 1, count < 2 ? 1 : 0);
+    wc_in_shares(digest_share, &all, count, 1, 0);
     return atomic_load(&all.lacks_memory) ? -ENOMEM : 0;
 }

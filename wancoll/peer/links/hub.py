@@ -311,7 +311,7 @@ class LinkHub:
         known = DialFailed, ConfigError, ProtocolError, OSError, trio.BrokenResourceError, trio.ClosedResourceError
         try:
             with self._handshakes.one(who) as scope, contained("the data port", lambda: who, expected=known):
-                admit = partial(self._handshakes.leave, who, scope)
+                admit = partial(self._handshakes.leave, scope)
                 connection, first = await self.connector.accept(stream, who)
                 if connection.sealed:
                     self._handshakes.know(who)
