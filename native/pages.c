@@ -204,8 +204,8 @@ static void copy_share(void *work, uint64_t begin, uint64_t end)
     memcpy(copy->to + begin, copy->from + begin, end - begin);
 }
 
-/* Of the last cache, by Linux; glibc says ten times as much on some machines, where its memcpy never stores around it.
-   0: not known. To ask takes a tenth of the shortest large copy. */
+/* The size of the last cache by Linux, 0 if not known; glibc says ten times as much on some machines, and then memcpy
+   never stores around it. To ask takes a tenth of the shortest large copy. */
 static uint64_t cache_bytes;
 static pthread_once_t cache_asked = PTHREAD_ONCE_INIT;
 

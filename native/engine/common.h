@@ -63,6 +63,7 @@ typedef struct wc_link wc_link;       /* link.h */
 typedef struct wc_command wc_command; /* commands.h */
 typedef struct wc_worker wc_worker;   /* worker.h */
 typedef struct wc_scratch wc_scratch; /* scratch.h */
+typedef struct wc_pipe wc_pipe;       /* pipe.h */
 
 static inline size_t wc_bucket(uint64_t id)
 {

@@ -1,5 +1,6 @@
 /* The engine's public calls: each checks its arguments, reserves what it needs, and queues commands for the workers. */
 #include "shared.h"
+#include "streams/pipe.h"
 #include "streams/tls.h"
 
 #include <errno.h>
@@ -171,6 +172,16 @@ int wc_lane_attach(wc_engine *engine, uint64_t id, uint32_t lane, int fd, uint32
 int wc_lane_attach_tls(wc_engine *engine, uint64_t id, uint32_t lane, wc_tls *tls, uint32_t checksums)
 {
     return attach(engine, id, lane, (wc_stream){.fd = wc_tls_take(tls), .tls = tls}, checksums);
+}
+
+int wc_lane_attach_pipe(wc_engine *engine, uint64_t id, uint32_t lane, int fd, int memory, int first, uint32_t checksums)
+{
+    wc_stream stream = {.fd = fd, .pipe = wc_pipe_new(memory, fd, first != 0)};
+    if (stream.pipe)
+        return attach(engine, id, lane, stream, checksums);
+    int error = errno;
+    close(fd);
+    return fail(error);
 }
 
 int wc_link_epoch(wc_engine *engine, uint64_t id, uint64_t epoch)

@@ -1389,6 +1389,96 @@ static void test_sealed(void)
     wc_tls_identity_free(identity);
 }
 
+/* Lanes through memory: whole ops, ends in mid-op, losses; little memory, so that each end often waits. */
+static void test_pipes(void)
+{
+    for (piping = 8192; piping <= 1 << 18; piping *= 32) {
+        for (int n = 2; n <= 4; n++)
+            test_ring(n, 3, 2, 203530);
+        test_pipelined();
+        for (int round = 0; round < 4; round++)
+            test_shrink(round);
+        for (int round = 0; round < 2; round++)
+            test_quantized(round);
+        test_cancel();
+        test_cancel_leaves_all_lane_groups_first();
+        test_input_readiness(1);
+        test_lane_loss();
+        test_mismatch();
+    }
+    piping = 0;
+}
+
+/* A link of `engine` with one lane that is a pipe, whose other end is the caller's: the memory's halves, as in pipe.c. */
+typedef struct {
+    uint64_t written, gap0[7], read, gap1[7];
+    uint32_t reader_waits, gap2[15], writer_waits, gap3[15];
+} half;
+
+static half *raw_pipe(wc_engine *engine, uint64_t size, int *other)
+{
+    int pair[2], memory = pipe_memory(size);
+    must(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, pair) == 0, "socketpair");
+    half *at = mmap(NULL, WC_PIPE_HEAD + 2 * size, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);
+    must(at != MAP_FAILED, "mmap");
+    must(wc_link_open(engine, RAW_LINK, 1, 1, 1) == 0, "link");
+    must(wc_lane_attach_pipe(engine, RAW_LINK, 0, pair[0], memory, 1, 1) == 0, "attach");
+    close(memory);
+    *other = pair[1];
+    return at;
+}
+
+/* A neighbour that writes over the counts, sends garbage or ends harms its lane alone. */
+static void test_bad_pipes(void)
+{
+    enum { SIZE = 8192 };
+    for (int kind = 0; kind < 4; kind++) {
+        wc_config config = {.workers = 1, .segment = 65536, .stripe = 65536};
+        wc_engine *engine = wc_engine_new(&config);
+        int other;
+        half *halves = raw_pipe(engine, SIZE, &other);
+        if (kind == 0)
+            __atomic_store_n(&halves[1].written, SIZE + 1, __ATOMIC_SEQ_CST); /* more than there is room for */
+        if (kind == 1)
+            __atomic_store_n(&halves[1].written, UINT64_MAX, __ATOMIC_SEQ_CST); /* before the beginning */
+        if (kind == 2)
+            __atomic_store_n(&halves[1].written, SIZE, __ATOMIC_SEQ_CST); /* zeros, which are no frame */
+        if (kind == 3)
+            shutdown(other, SHUT_RDWR);
+        else
+            must(send(other, "", 1, 0) == 1, "send");
+        wc_event event = next_event(engine, DEADLINE_MS);
+        CHECK(event.type == WC_EV_LANE_DOWN && event.link == RAW_LINK);
+        CHECK(event.error == (kind == 3 ? 0 : kind == 2 ? EBADMSG : EPROTO));
+        CHECK(next_event(engine, 50).type == 0);
+        munmap(halves, WC_PIPE_HEAD + 2 * SIZE);
+        close(other);
+        wc_engine_free(engine);
+    }
+}
+
+/* Memory that could vanish, or of an odd size, is refused; the socket is the engine's then, too. */
+static void test_refused_pipes(void)
+{
+    wc_config config = {.workers = 1, .segment = 65536, .stripe = 65536};
+    wc_engine *engine = wc_engine_new(&config);
+    static const int64_t sizes[] = {0, WC_PIPE_HEAD, WC_PIPE_HEAD + 4096, WC_PIPE_HEAD + 3 * 8192, WC_PIPE_HEAD + (4 << 20), 8192};
+    must(wc_link_open(engine, RAW_LINK, 1, 1, 1) == 0, "link");
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        bool whole = sizes[i] == 8192; /* right but for the seal */
+        int memory = memfd_create("pipe", MFD_CLOEXEC | MFD_ALLOW_SEALING), pair[2];
+        must(ftruncate(memory, whole ? WC_PIPE_HEAD + 2 * 4096 : sizes[i]) == 0, "size");
+        must(whole || fcntl(memory, F_ADD_SEALS, F_SEAL_SHRINK) == 0, "seals");
+        must(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, pair) == 0, "socketpair");
+        CHECK(wc_lane_attach_pipe(engine, RAW_LINK, 0, pair[0], memory, 0, 1) < 0 && errno == EINVAL);
+        char byte;
+        CHECK(recv(pair[1], &byte, 1, MSG_DONTWAIT) == 0);
+        close(pair[1]);
+        close(memory);
+    }
+    wc_engine_free(engine);
+}
+
 int main(void)
 {
     static const uint64_t counts[] = {0, 1, 3, 1025, 203530};
@@ -1429,6 +1519,9 @@ int main(void)
     test_ops_send_votes_to_nobody();
     test_arguments();
     test_sealed();
+    test_pipes();
+    test_bad_pipes();
+    test_refused_pipes();
     printf("%ld passed, %ld failed\n", passed, failed);
     return failed != 0;
 }

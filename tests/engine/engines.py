@@ -13,6 +13,7 @@ from tests.schedule import numbers
 from wancoll.collective import Descriptor, DType, Kind, ReduceOp
 from wancoll.native.engine import Done, Engine, LaneStatistics
 from wancoll.native.seal import Sealed, Seals
+from wancoll.peer.links.beside import Memory
 from wancoll.schedule.choose import make, sizes
 
 KIB = 1024
@@ -69,9 +70,18 @@ class Mesh:
     """Engines that stand for the ranks of one group, all linked to all. Link ids are 100 + the other's rank."""
 
     def __init__(
-        self, world: int, lanes: int = 3, pair: Any = tcp_pair, *, seals: Seals | None = None, **config: Any
+        self,
+        world: int,
+        lanes: int = 3,
+        pair: Any = tcp_pair,
+        *,
+        seals: Seals | None = None,
+        memory: int = 0,
+        **config: Any,
     ) -> None:
         self.seals = seals  # None: lanes are in clear
+        self.memory = memory  # bytes of a lane each way; 0: through sockets
+        self.memories: list[Memory] = []  # of the rank that made it, the higher one
         self.world, self.lanes, self.epoch, self.seq = world, lanes, 1, 0
         self.lane_groups = min(lanes, config.get("workers", 2))
         self.kept: list[Any] = []  # the engines know addresses only
@@ -84,13 +94,18 @@ class Mesh:
 
     def link(self, rank: int, other: int, pairs: Sequence[tuple[socket.socket, socket.socket]]) -> None:
         """Open the link between two ranks; *pairs*: the ends that each has of every lane."""
+        made = [Memory.new(self.memory) for _ in pairs] if self.memory else []
+        self.memories += made
         sealed = {} if self.seals is None else {end: one for pair in pairs for end, one in seal(self.seals, pair)}
         for engine, link, ends in zip(
             (self.engines[rank], self.engines[other]), (100 + other, 100 + rank), zip(*pairs, strict=True), strict=True
         ):
             engine.open_link(link, self.lanes, self.epoch, self.lane_groups)
             for lane, end in enumerate(ends):
-                if self.seals is None:
+                if made:
+                    fd = made[lane].fd
+                    engine.attach_pipe(link, lane, hand_over(end), fd, first=engine is self.engines[rank])
+                elif self.seals is None:
                     engine.attach_lane(link, lane, hand_over(end))
                 else:
                     engine.attach_sealed(link, lane, sealed[end])
@@ -98,6 +113,8 @@ class Mesh:
     def close(self) -> None:
         for engine in self.engines:
             engine.close()
+        for memory in self.memories:
+            memory.close()
 
     def post(
         self,

@@ -24,6 +24,7 @@ from wancoll.chaos import Cluster, in_threads
 DEPLOY = Path(__file__).parents[2] / "deploy"
 ALERTS, DASHBOARD = DEPLOY / "alerts.yml", DEPLOY / "grafana-dashboard.json"
 TOKEN = "a-token-of-24-characters"
+TCP = "--no-shared-memory"  # of which the kernel knows round trips
 DEADLINE = 60.0  # seconds for anything that Prometheus has to find out
 METRIC = re.compile(r"\bwancoll_\w+")
 # What this small cluster has no reason to tell: nobody is waited for, lost or refused.
@@ -220,7 +221,7 @@ class Prometheus:
 def test_prometheus_finds_a_cluster_and_what_the_dashboard_shows_and_says_who_was_lost(tmp_path: Path) -> None:
     option, env = ["--metrics=127.0.0.1:0"], {"WANCOLL_METRICS_TOKEN": TOKEN}
     with contextlib.ExitStack() as stack:
-        cluster = stack.enter_context(Cluster(3, fork=True, peer_args=option, master_args=option, env=env))
+        cluster = stack.enter_context(Cluster(3, fork=True, peer_args=[*option, TCP], master_args=option, env=env))
         comms = in_threads(lambda i: cluster.connect(i, group="g", start_world=3), 3, 30)
         targets = [port_of(cluster.logs(i, 1000)) for i in range(3)] + [port_of(cluster.master_logs(1000))]
         prometheus = Prometheus(tmp_path, targets)

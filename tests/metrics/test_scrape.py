@@ -25,6 +25,7 @@ from wancoll_master.server import Server
 from wancoll_master.store.journal import Journal
 
 METRICS = "--metrics=127.0.0.1:0"
+TCP = "--no-shared-memory"  # of which the kernel knows round trips
 TOKEN = "a-token-of-24-characters"
 
 
@@ -37,7 +38,7 @@ def master(cluster: Cluster) -> Scrape:
 
 
 def test_metrics_say_what_was_done_and_who_was_lost() -> None:
-    with Cluster(3, fork=True, lanes=2, peer_args=[METRICS], master_args=[METRICS]) as cluster:
+    with Cluster(3, fork=True, lanes=2, peer_args=[METRICS, TCP], master_args=[METRICS]) as cluster:
         comms = in_threads(lambda i: cluster.connect(i, group="g", name=f"m{i}", start_world=3), 3, 30)
 
         def work(i: int) -> list[tuple[int, int]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import math
+import mmap
 import os
 from collections.abc import Collection, Mapping
 from types import TracebackType
@@ -25,6 +26,7 @@ DIGEST_BLOCK = BLOCK
 SEGMENT = 512 * KIB
 STRIPE = 256 * KIB
 NOTE_BYTES = 128
+PIPE_HEAD = lib.WC_PIPE_HEAD  # bytes of a lane's shared memory that look_at_pipe reads
 _EVENTS_AT_ONCE = 64
 
 
@@ -161,6 +163,16 @@ def _set_place(place: Place, out: c.Place) -> None:
     out.buffer, out.offset, out.encoded = int(place.buffer), place.offset, int(place.encoded)
 
 
+def look_at_pipe(memory: mmap.mmap, *, first: bool) -> tuple[int, int, int]:
+    """How a lane through memory is, by its first PIPE_HEAD bytes: see wc_pipe_view in engine.h.
+
+    Returns: bytes that the other end has taken, that it has not while this end waits for room, and that it has sent.
+    """
+    view = ffi.new("wc_pipe_view *")
+    lib.wc_pipe_look(ffi.from_buffer(memory), int(first), view)
+    return view.taken, view.held_back, view.came
+
+
 class Engine:
     """Worker threads that move and reduce bytes over lanes. Calls return at once; events tell what came of them.
 
@@ -234,6 +246,11 @@ class Engine:
         """The same with a sealed connection, whose handshake is over, and its socket. No checksums: TLS has its own."""
         attached = lib.wc_lane_attach_tls(self._live, link, lane, sealed.hand_over(), 0)
         _check(attached, f"lane {lane} of link {link} cannot be attached")
+
+    def attach_pipe(self, link: int, lane: int, fd: int, memory: int, *, first: bool, checksums: bool = True) -> None:
+        """The same with a unix socket and *memory*, a memfd that stays the caller's: see wc_lane_attach_pipe."""
+        attached = lib.wc_lane_attach_pipe(self._live, link, lane, fd, memory, int(first), int(checksums))
+        _check(attached, f"lane {lane} of link {link} cannot be attached through memory")
 
     def set_epoch(self, link: int, epoch: int) -> None:
         """From now on *link* is at *epoch*; parts and frames of older ones are dropped."""

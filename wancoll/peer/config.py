@@ -40,6 +40,8 @@ class PeerConfig:
         measure: Measure paths to other machines, for the master's plans. Short probes while nothing runs.
         workers: Engine threads; plans are made as for twice as many processor cores. 0: one for two cores, at most 8.
         congestion_control: TCP congestion control of the lanes (cubic, bbr, ...). Empty: the system's.
+        shared_memory: Lanes to daemons of the same user on this machine go through memory that the two share. Off: over
+            TCP, as between machines.
         checksum: Checksums (XXH3) over all data. A connection goes without only if both ends want that.
         arena_bytes: Bytes of address space for a client's shared memory; only touched pages take memory. 0: the
             machine's memory, or what its control group allows.
@@ -66,6 +68,7 @@ class PeerConfig:
     measure: bool = True
     workers: Annotated[int, Parameter(validator=between(0, MAX_WORKERS))] = 0
     congestion_control: str = ""
+    shared_memory: bool = True
     checksum: bool = True
     arena_bytes: Annotated[int, Parameter(validator=between(0, 1 << 46))] = 0
     metrics: Metrics = ""

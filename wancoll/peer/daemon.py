@@ -41,6 +41,7 @@ from wancoll.peer.core.member import STOPPING
 from wancoll.peer.core.tracing import Recorder
 from wancoll.peer.daemon_metrics import DaemonMetrics
 from wancoll.peer.door import FrontDoor
+from wancoll.peer.links.beside import listeners_beside
 from wancoll.peer.links.hub import LinkHub
 from wancoll.peer.links.lanes import check_congestion_control
 from wancoll.peer.links.probes import probe
@@ -584,6 +585,7 @@ async def serve(
     workers = config.workers or max(1, min(THREADS, resources.cores() // 2))
     metrics = listeners_for("metrics", config.metrics, config.metrics_token, "wancoll.metrics.port")
     data_sockets = open_listeners(config.listen)
+    beside = listeners_beside(data_sockets) if config.shared_memory else []
     local_socket = claim_socket(path)
     incarnation = secrets.randbits(63)
     life, ended = process_lock.begin(incarnation, config.limits.master_grace)
@@ -603,7 +605,7 @@ async def serve(
                 if config.measure:
                     nursery.start_soon(daemon.measurer.watch)
                     nursery.start_soon(daemon.measurer.probe)
-                nursery.start_soon(trio.serve_listeners, daemon.links.accept, trio_listeners(data_sockets))
+                nursery.start_soon(trio.serve_listeners, daemon.links.accept, trio_listeners([*data_sockets, *beside]))
                 door = FrontDoor(daemon)
                 nursery.start_soon(trio.serve_listeners, door.accept, trio_listeners([local_socket]))
                 if metrics:
@@ -619,7 +621,7 @@ async def serve(
             raise ConfigError("no master takes this daemon", who=daemon.name, got=daemon.control.refused)
         return daemon.leaving is not None
     finally:
-        for one in (*data_sockets, *metrics):
+        for one in (*data_sockets, *beside, *metrics):
             one.close()
         local_socket.close()
         if life is not None:

@@ -28,13 +28,12 @@ void wc_lane_destroy(wc_lane *lane)
     pthread_mutex_destroy(&lane->info_mutex);
 }
 
-/* Tells epoll what this lane waits for: input unless parked, room to send if blocked, the other end's end always. */
+/* Tells epoll what this lane waits for: input unless parked, room to send if blocked. */
 void wc_lane_interest(wc_lane *lane)
 {
     if (lane->stream.fd < 0)
         return;
-    bool unsent = lane->blocked || wc_stream_unsent(&lane->stream);
-    uint32_t wanted = EPOLLRDHUP | (lane->rx_parked ? 0 : EPOLLIN) | (unsent ? EPOLLOUT : 0);
+    uint32_t wanted = wc_stream_interest(&lane->stream, !lane->rx_parked, lane->blocked);
     atomic_store_explicit(&lane->counters.parked, lane->rx_parked, memory_order_relaxed);
     if (wanted == lane->armed)
         return;
@@ -130,6 +129,7 @@ void wc_lane_serve(wc_lane *lane, uint32_t events)
     const uint32_t ended = EPOLLHUP | EPOLLERR | EPOLLRDHUP;
     if (lane->stream.fd < 0)
         return;
+    events = wc_stream_events(&lane->stream, events);
     if (events & EPOLLOUT) {
         lane->blocked = false;
         wc_ready_mark(&lane->worker->ready, WC_READY_GROUP, &lane->group->mark);

@@ -9,8 +9,9 @@
 #include <sys/uio.h>
 
 typedef struct {
-    int fd;      /* -1: not here yet, or lost */
-    wc_tls *tls; /* NULL: plain */
+    int fd;        /* -1: not here yet, or lost */
+    wc_tls *tls;   /* NULL: plain, or: */
+    wc_pipe *pipe; /* NULL: the socket carries the bytes */
 } wc_stream;
 
 /* What has come, into the pieces in order: how many bytes, 0 at an orderly end, -1 with errno (EAGAIN: epoll says when
@@ -21,6 +22,10 @@ ssize_t wc_stream_receive(wc_stream *stream, struct iovec *pieces, int count, bo
 ssize_t wc_stream_send(wc_stream *stream, struct iovec *pieces, int count);
 /* Why it has failed, for people; error: the errno that it gave. */
 const char *wc_stream_reason(const wc_stream *stream, int error);
+/* What epoll shall tell, of one that is to be read, and of one that waits for room; the other end's end always. */
+uint32_t wc_stream_interest(const wc_stream *stream, bool reads, bool writes);
+/* What of that it means that epoll has told these events. */
+uint32_t wc_stream_events(const wc_stream *stream, uint32_t events);
 /* Whether something that it has taken waits for room: then send, of nothing at least, when there is some. */
 bool wc_stream_unsent(const wc_stream *stream);
 /* Whether there are bytes that came and are not in the socket any more. */

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any, Protocol
 
 import msgspec
 import trio
@@ -19,6 +21,8 @@ from wancoll.net.proof import NONCE_BYTES, Proof, check_first, read_receipt
 from wancoll.net.threads import in_thread
 from wancoll.net.tls import explained
 from wancoll.net.wallet import Wallet
+from wancoll.peer.core.paths.tcpinfo import TCP_INFO_BYTES, TcpInfo, parse_tcp_info
+from wancoll.peer.links import beside
 from wancoll.wire import messages as m
 from wancoll.wire.framing import begins_tls, encode
 
@@ -35,6 +39,36 @@ _HELLO_BYTES = 4096  # more than TLS begins with
 _FULL_PACKET = 64 * KIB  # bytes that are read of it, at most
 
 
+class Watched(Protocol):
+    """What is seen of a lane that the engine has."""
+
+    def view(self) -> TcpInfo | None:
+        """The kernel's view of it, or what stands for that; None: there is none."""
+
+    def close(self) -> None:
+        """Look no more."""
+
+
+class WatchedSocket:
+    """A lane's socket, by a descriptor of its own."""
+
+    def __init__(self, fd: int) -> None:
+        self._socket = socket.socket(fileno=fd)
+        self.close = self._socket.close
+
+    def view(self) -> TcpInfo | None:
+        """See Watched."""
+        return kernel_view(self._socket)
+
+
+def kernel_view(sock: Any) -> TcpInfo | None:
+    """The kernel's view of a connected TCP socket; None if it has none."""
+    try:
+        return parse_tcp_info(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES))
+    except OSError:
+        return None
+
+
 class Connection:
     """One in clear: nobody has proved anything."""
 
@@ -44,6 +78,7 @@ class Connection:
     def __init__(self, stream: trio.SocketStream) -> None:
         self.socket = stream.socket
         self._stream = stream
+        self._memory: beside.Memory | None = None
 
     async def say(self, message: msgspec.Struct) -> None:
         """Send it."""
@@ -57,19 +92,35 @@ class Connection:
         """Some bytes; b"" at the end."""
         return await self._stream.receive_some(most)
 
-    def attach(self, engine: Engine, number: int, lane: int, checksums: bool) -> socket.socket | None:
-        """Give it to the engine. Returns a look at its socket, if there is a descriptor left.
+    async def share(self, half: int) -> None:
+        """Where both ends are on one machine, for who dialled, after the last message: see beside.share."""
+        if beside.is_beside(self.socket):
+            self._memory = await beside.share(self.socket, half)
+
+    async def take_share(self, who: str, *, wanted: bool) -> None:
+        """The same for who was dialled: see beside.take_share."""
+        if beside.is_beside(self.socket):
+            self._memory = await beside.take_share(self.socket, wanted=wanted, who=who)
+
+    def attach(self, engine: Engine, number: int, lane: int, checksums: bool) -> Watched | None:
+        """Give it to the engine. Returns a look at it, if there is a descriptor left.
 
         Raises:
             ConfigError, MemoryError, OSError: the engine refuses it; it is closed.
         """
-        fd = self.socket.detach()
+        memory, near, fd = self._memory, beside.is_beside(self.socket), self.socket.detach()
+        watched: Watched | None = memory
         try:
-            watched = socket.socket(fileno=os.dup(fd))
-        except OSError:
-            watched = None
-        try:
-            self._give(engine, number, lane, fd, checksums)
+            if memory is not None:
+                engine.attach_pipe(number, lane, fd, memory.fd, first=memory.first, checksums=checksums)
+                memory.watch()
+                return memory
+            with contextlib.suppress(OSError):
+                watched = WatchedSocket(os.dup(fd))
+            if near:
+                engine.attach_lane(number, lane, fd, checksums)
+            else:
+                self._give(engine, number, lane, fd, checksums)
         except BaseException:
             if watched is not None:
                 watched.close()
@@ -82,6 +133,8 @@ class Connection:
     def close(self) -> None:
         """Close it, unless the engine has it. Idempotent."""
         self.socket.close()
+        if self._memory is not None:
+            self._memory.close()
 
 
 class SealedConnection(Connection):
@@ -189,13 +242,17 @@ class Connector:
         """Connect, and no more: nobody has said who is there. Raises DialFailed: nobody answers."""
         return await dial(addresses, within, near_only=self._near_only)
 
-    async def dial(self, addresses: Sequence[str], key: bytes, within: float) -> Connection:
+    async def dial(self, addresses: Sequence[str], key: bytes, within: float, *, near: bool = False) -> Connection:
         """Connect to a daemon, which proves its public *key* where connections are sealed.
+
+        *near*: it is on this machine, so first beside its port.
 
         Raises:
             DialFailed: it did not come through.
         """
-        stream = await self.open(addresses, within)
+        stream = await beside.connect_beside(addresses) if near else None
+        if stream is None:
+            stream = await self.open(addresses, within)
         if self._sealing is None:
             return Connection(stream)
         seals, wallet = self._sealing

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -17,6 +16,7 @@ from msgspec.structs import replace
 
 from wancoll.errors import ConfigError, ProtocolError
 from wancoll.limits import PROTOCOL_VERSION
+from wancoll.local import split_address
 from wancoll.native.engine import Engine
 from wancoll.net.contain import contained
 from wancoll.net.dial import DialFailed
@@ -27,8 +27,9 @@ from wancoll.peer.config import PeerConfig
 from wancoll.peer.core import links as core
 from wancoll.peer.core.links import Link, Links, MemberLinks
 from wancoll.peer.core.liveness.stalls import LaneLook, look_again
-from wancoll.peer.links.connections import Connection, Connector
-from wancoll.peer.links.lanes import greet, kernel_view, tune
+from wancoll.peer.links.beside import Memory, half_of, is_beside, is_own
+from wancoll.peer.links.connections import Connection, Connector, Watched
+from wancoll.peer.links.lanes import greet, tune
 from wancoll.peer.links.probes import answer_probe
 from wancoll.peer.links.traffic import Now, Traffic
 from wancoll.wire import messages as m
@@ -76,7 +77,7 @@ class LinkHub:
         self._core = Links(config.limits)
         self._tell: dict[MemberLinks, Callable[[core.Told], None]] = {}
         self._dials: dict[int, trio.CancelScope] = {}  # by the link's number
-        self._watched: dict[int, dict[int, socket.socket]] = {}  # by number and lane: to look at what the engine owns
+        self._watched: dict[int, dict[int, Watched]] = {}  # by number and lane: to look at what the engine owns
         self._looks: dict[int, dict[int, LaneLook]] = {}  # the newest ones
         limits = config.limits
         self._handshakes = Handshakes(limits.pending_connections, limits.handshake_timeout, limits.handshake_least)
@@ -107,11 +108,16 @@ class LinkHub:
         ]
 
     def counts(self) -> dict[str, int]:
-        """Links in the engine, their lanes (two descriptors each), and tasks that raise or accept some."""
+        """Links in the engine, their lanes, those of them through memory, and tasks that raise or accept some.
+
+        A lane has two descriptors; one through memory has one.
+        """
         links = self._core.open().values()
+        watched = [one for lanes in self._watched.values() for one in lanes.values()]
         return {
             "links": len(links),
             "lanes": sum(len(link.attached) for link in links),
+            "lanes_in_memory": sum(isinstance(one, Memory) for one in watched),
             "raising": len(self._dials),
             "handshakes": len(self._handshakes),
             "strangers_refused": self._strangers.count,
@@ -126,7 +132,7 @@ class LinkHub:
         daemon, watched = self._leads_to.get(number), self._watched.get(number)
         if self.traffic is None or daemon is None or watched is None:
             return None
-        lanes = ((self._engine.statistics(number, lane), kernel_view(sock)) for lane, sock in watched.items())
+        lanes = ((self._engine.statistics(number, lane), one.view()) for lane, one in watched.items())
         return daemon, self.traffic.look(number, daemon, lanes)
 
     def looks(self) -> dict[int, dict[int, LaneLook]]:
@@ -140,7 +146,7 @@ class LinkHub:
             counts = self._engine.statistics(number, lane)
             if counts is not None:
                 moved = counts.bytes_received, counts.bytes_sent, counts.parked
-                found[lane] = look_again(before.get(lane), *moved, partial(kernel_view, watched.get(lane)))
+                found[lane] = look_again(before.get(lane), *moved, watched[lane].view if lane in watched else _unseen)
         return found
 
     # ---- the core ------------------------------------------------------------------------------------
@@ -273,6 +279,24 @@ class LinkHub:
                 self._watched[number][lane] = watched
             self.step(core.Attached(number, lane))
 
+    # ---- on one machine ------------------------------------------------------------------------------
+
+    def _is_near(self, number: int) -> bool:
+        """Whether the link leads to a host of this daemon's own addresses, and may go through memory."""
+        link = self._core.open().get(number)
+        if link is None or link.owner.epoch is None or not self._config.shared_memory:
+            return False
+        own = next(member for member in link.owner.epoch.members if member.mid == link.owner.mid)
+        return not _hosts(own.addresses).isdisjoint(_hosts(link.other.addresses))
+
+    def _half(self, number: int, lane: int) -> int:
+        """Bytes that the ends of a lane share each way, if they share memory; 0: it is for notes."""
+        link = self._core.open().get(number)
+        if link is None or link.owner.epoch is None:
+            return 0
+        lanes = link.owner.epoch.plan.lanes
+        return half_of(lanes) if lane < lanes else 0
+
     # ---- dialling ------------------------------------------------------------------------------------
 
     async def _dial(self, what: core.Dial, scope: trio.CancelScope) -> None:
@@ -288,9 +312,10 @@ class LinkHub:
         other, limit = what.other, self._limits.connect_timeout
         try:
             with trio.fail_after(limit):
-                connection = await self.connector.dial(other.addresses, other.key, limit)
+                near, half = self._is_near(what.number), self._half(what.number, hello.lane)
+                connection = await self.connector.dial(other.addresses, other.key, limit, near=near)
                 hello = replace(hello, checksums=self._config.checksum and not connection.sealed)
-                answer = await _greet_or_close(connection, hello, f"{other.name} at {other.addresses[0]}")
+                answer = await _greet_or_close(connection, hello, f"{other.name} at {other.addresses[0]}", half)
         except DialFailed as bad:
             self.step(core.Broken(what.number, str(bad)))
         except trio.TooSlowError:
@@ -311,6 +336,8 @@ class LinkHub:
         known = DialFailed, ConfigError, ProtocolError, OSError, trio.BrokenResourceError, trio.ClosedResourceError
         try:
             with self._handshakes.one(who) as scope, contained("the data port", lambda: who, expected=known):
+                if is_beside(stream.socket) and not is_own(stream.socket):
+                    raise DialFailed(f"{who} is of another user: lanes go through memory for one user alone")
                 admit = partial(self._handshakes.leave, scope)
                 connection, first = await self.connector.accept(stream, who)
                 if connection.sealed:
@@ -344,6 +371,7 @@ class LinkHub:
                 case core.Welcome(_, number, lane):
                     checksums = (hello.checksums or self._config.checksum) and not connection.sealed
                     await connection.say(m.LaneWelcome(self._daemon, checksums))
+                    await connection.take_share(who, wanted=self._half(number, lane) > 0)
                     self._hand_over(number, lane, connection, checksums)
         except BaseException:
             if isinstance(answer.command, core.Welcome):  # nobody would notice: the engine has no lane to lose
@@ -354,9 +382,22 @@ class LinkHub:
             self.step(core.Gone(knock))
 
 
-async def _greet_or_close(connection: Connection, hello: m.LaneHello, who: str) -> m.LaneWelcome:
+def _hosts(addresses: Iterable[str]) -> set[str]:
+    return {split_address(address)[0] for address in addresses}
+
+
+def _unseen() -> None:
+    """A view of a lane for which no descriptor was left."""
+
+
+async def _greet_or_close(connection: Connection, hello: m.LaneHello, who: str, half: int) -> m.LaneWelcome:
     try:
-        return await greet(connection, hello, who)
+        answer = await greet(connection, hello, who)
+        await connection.share(half)
+        return answer
+    except OSError as bad:
+        connection.close()
+        raise DialFailed(f"{who}: {bad}") from bad
     except BaseException:
         connection.close()
         raise

@@ -13,7 +13,7 @@ from wancoll.errors import ConfigError, ProtocolError
 from wancoll.limits import KIB, Limits
 from wancoll.local import join_address, split_address
 from wancoll.net.dial import DialFailed, read_frame
-from wancoll.peer.core.paths.tcpinfo import TCP_INFO_BYTES, TcpInfo, parse_tcp_info
+from wancoll.peer.links.beside import is_beside
 from wancoll.peer.links.connections import Connection
 from wancoll.wire import messages as m
 
@@ -27,8 +27,10 @@ def tune(sock: Any, congestion_control: str, limits: Limits, planned_congestion_
     """Set the options of a connected lane's socket.
 
     This daemon's *congestion_control* is "" where the system's is kept. Between machines the planned one, if there is
-    one and this kernel offers it, goes before that.
+    one and this kernel offers it, goes before that. A unix socket has none.
     """
+    if is_beside(sock):
+        return
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     # No TCP_USER_TIMEOUT: it takes an end whose client calls late, and leaves bytes in the socket, for a broken one.
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -93,14 +95,6 @@ async def greet(connection: Connection, hello: m.LaneHello | m.ProbeHello, who: 
     if isinstance(hello, m.LaneHello) and hello.checksums and not answer.checksums:
         raise DialFailed(f"{who} refused checksums")
     return answer
-
-
-def kernel_view(sock: Any) -> TcpInfo | None:
-    """The kernel's view of a connected TCP socket; None if it has none, or there is no socket."""
-    try:
-        return sock and parse_tcp_info(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES))
-    except OSError:
-        return None
 
 
 def advertised(advertise: Sequence[str], bound: socket.socket, local_host: str) -> list[str]:

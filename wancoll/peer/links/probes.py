@@ -17,8 +17,8 @@ from wancoll.errors import ProtocolError
 from wancoll.limits import KIB, MIB, PROTOCOL_VERSION, Limits
 from wancoll.net.dial import DialFailed, read_frame
 from wancoll.peer.core.paths.tcpinfo import burst_rate, saturated
-from wancoll.peer.links.connections import Connection, Connector
-from wancoll.peer.links.lanes import TCP_NOTSENT_LOWAT, greet, kernel_view
+from wancoll.peer.links.connections import Connection, Connector, kernel_view
+from wancoll.peer.links.lanes import TCP_NOTSENT_LOWAT, greet
 from wancoll.wire import messages as m
 
 _ROUNDS = 2  # small exchanges of a probe; the handshake of TCP is one more

@@ -1,0 +1,110 @@
+"""Lanes within a machine, through memory: the same bits as over TCP; neighbours that die, stand still, come back."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from tests.faults.support import (
+    BUSY,
+    MIB,
+    check_agreed,
+    close_all,
+    contribution,
+    join,
+    killed_by_failpoint,
+    ranked,
+    reduce_all,
+    sums,
+    wait_until,
+)
+from wancoll.chaos import Cluster, in_threads
+from wancoll.process import is_stopped
+
+PEERS = 3
+
+pytestmark = pytest.mark.check
+
+
+@pytest.fixture(scope="module", params=["in clear", "sealed"])
+def near(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    with Cluster(PEERS, fork=True, secure=request.param == "sealed") as cluster:
+        yield cluster
+
+
+def lanes(cluster: Cluster, i: int) -> tuple[int, int]:
+    """Of daemon i: how many are for data, and how many of these go through memory."""
+    held = cluster.peer_status(i)["resources"]
+    return held["lanes"] - held["links"], held["lanes_in_memory"]
+
+
+def all_in_memory(cluster: Cluster) -> bool:
+    found = [lanes(cluster, i) for i in range(PEERS)]
+    return all(of_data == in_memory > 0 for of_data, in_memory in found)
+
+
+@pytest.mark.parametrize("count", [1, 1000, MIB // 4 + 17, 4 * MIB])
+def test_sums_have_the_bits_of_tcp(near: Cluster, count: int) -> None:
+    tensors = [np.random.default_rng(k).normal(size=count).astype(np.float32) for k in range(PEERS)]
+    found = []
+    with Cluster(PEERS, fork=True, peer_args=["--no-shared-memory"]) as far:
+        for cluster in (near, far):
+            comms = ranked(cluster, range(PEERS))
+            mine = [tensor.copy() for tensor in tensors]
+            in_threads(lambda k, comms=comms, mine=mine: comms[k].all_reduce(mine[k], op="sum"), PEERS, 30)
+            found += [tensor.tobytes() for tensor in mine]
+            assert all_in_memory(cluster) == (cluster is near)
+            assert cluster is near or lanes(cluster, 0)[1] == 0
+            close_all(comms)
+    assert len(set(found)) == 1
+
+
+@pytest.mark.parametrize("point", ["mid_op", "half_done", "after_done"])
+def test_a_neighbour_that_dies_costs_nobody_the_sum(near: Cluster, point: str) -> None:
+    comms = join(near, range(PEERS))
+    reduce_all(comms, range(PEERS), 4 * MIB)
+    assert all_in_memory(near)
+    tensors = [contribution(k, 4 * MIB) for k in range(PEERS)]
+    near.failpoint(1, point, "kill")
+    running = sums(comms, tensors)
+    killed_by_failpoint(near, 1, BUSY)
+    outcomes = running.results()
+    left = [0, 2]
+    agreed = check_agreed([outcomes[k] for k in left], [tensors[k] for k in left])
+    assert set(agreed) >= {"m0", "m2"}
+    close_all(comms)
+    near.restart_peer(1)
+
+
+def test_a_neighbour_that_stands_still_costs_no_attempt(near: Cluster) -> None:
+    comms = join(near, range(PEERS))
+    reduce_all(comms, range(PEERS), MIB)
+    pid = near.pid(1)
+    for _ in range(5):
+        tensors = [contribution(k, 4 * MIB) for k in range(PEERS)]
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            running = sums(comms, tensors)
+            wait_until(lambda: is_stopped(pid), BUSY, "it is stopped")
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        outcomes = running.results()
+        check_agreed(outcomes, tensors)
+        assert {outcome.receipt.attempts for outcome in outcomes if outcome.receipt is not None} == {1}
+    close_all(comms)
+
+
+def test_links_that_are_cut_come_back(near: Cluster) -> None:
+    comms = join(near, range(PEERS))
+    for _ in range(5):
+        reduce_all(comms, range(PEERS), MIB)
+        near.cut(0, 1)
+        near.heal(0, 1)
+    reduce_all(comms, range(PEERS), MIB)
+    wait_until(lambda: all_in_memory(near), BUSY, "lanes through memory again")
+    close_all(comms)
+    wait_until(lambda: lanes(near, 0) == (0, 0), BUSY, "no lanes")
