@@ -47,10 +47,15 @@ enum {
 #include <sys/mman.h>
 /* Tests decide which allocation fails: true, with errno set, if this one does. */
 bool wc_test_no_memory(void);
+/* Tests make the time between two steps longer, in which another thread's could come. */
+void wc_test_gap(void);
+#define WC_GAP() wc_test_gap()
 #define malloc(size) (wc_test_no_memory() ? NULL : (malloc)(size))
 #define calloc(n, size) (wc_test_no_memory() ? NULL : (calloc)(n, size))
 #define aligned_alloc(to, size) (wc_test_no_memory() ? NULL : (aligned_alloc)(to, size))
 #define mmap(...) (wc_test_no_memory() ? MAP_FAILED : (mmap)(__VA_ARGS__))
+#else
+#define WC_GAP() ((void)0)
 #endif
 
 typedef struct wc_part wc_part;       /* part.h */

@@ -43,6 +43,17 @@ bool wc_test_no_memory(void)
     return true;
 }
 
+static _Thread_local uint64_t gap; /* of this thread, drawn anew each time from there; 0: none */
+
+void wc_test_gap(void);
+void wc_test_gap(void)
+{
+    if (gap)
+        gap = gap * 6364136223846793005u + 1;
+    for (volatile uint64_t i = gap >> 51; i; i--)
+        continue;
+}
+
 /* The checksum of a frame, as engine.h describes it. */
 static uint64_t checksum_of(uint64_t offset, const uint8_t *payload, size_t n)
 {

@@ -3,6 +3,10 @@
 #include "bed.h"
 #include "draw.h"
 
+#include <sys/epoll.h>
+
+#include "streams/pipe.h"
+
 static const int ALL[MAX_RANKS] = {0, 1, 2, 3, 4};
 
 static int32_t value(int rank, uint64_t i)
@@ -1409,6 +1413,56 @@ static void test_pipes(void)
     piping = 0;
 }
 
+/* One end of a pipe that sends numbers and hears them back, each as soon as it can. */
+typedef struct {
+    wc_stream stream;
+    bool begins;
+    uint64_t turns, lost; /* lost: nobody woke it, though there was something */
+} speaker;
+
+static void *speak(void *argument)
+{
+    speaker *s = argument;
+    gap = 1 + s->begins;
+    for (uint64_t turn = 0; turn < 2 * s->turns; turn++) {
+        uint64_t number = turn, got = 0, *at = (turn % 2 == 0) == s->begins ? &number : &got;
+        struct iovec piece = {at, sizeof *at};
+        bool more, sends = at == &number;
+        while (sends ? wc_stream_send(&s->stream, &piece, 1) < 0 : wc_stream_receive(&s->stream, &piece, 1, &more) < 0) {
+            struct pollfd waiting = {.fd = s->stream.fd, .events = POLLIN};
+            s->lost += poll(&waiting, 1, 2000) == 0;
+            wc_stream_events(&s->stream, EPOLLIN);
+            if (s->lost)
+                return NULL;
+        }
+        if (!sends && !CHECK(got == turn))
+            return NULL;
+    }
+    return NULL;
+}
+
+/* Each end looks once more before it waits: so of two that act in the same moment one wakes the other. */
+static void test_pipes_wake(void)
+{
+    enum { TURNS = 30000 };
+    int pair[2], memory = pipe_memory(4096);
+    speaker ends[2];
+    pthread_t threads[2];
+    must(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, pair) == 0, "socketpair");
+    for (int i = 0; i < 2; i++) {
+        wc_stream stream = {.fd = pair[i], .pipe = wc_pipe_new(memory, pair[i], i == 0)};
+        ends[i] = (speaker){.stream = stream, .begins = i == 0, .turns = TURNS};
+        must(pthread_create(&threads[i], NULL, speak, &ends[i]) == 0, "thread");
+    }
+    for (int i = 0; i < 2; i++) {
+        pthread_join(threads[i], NULL);
+        CHECK(ends[i].lost == 0);
+    }
+    for (int i = 0; i < 2; i++)
+        wc_stream_close(&ends[i].stream, true);
+    close(memory);
+}
+
 /* A link of `engine` with one lane that is a pipe, whose other end is the caller's: the memory's halves, as in pipe.c. */
 typedef struct {
     uint64_t written, gap0[7], read, gap1[7];
@@ -1520,6 +1574,7 @@ int main(void)
     test_arguments();
     test_sealed();
     test_pipes();
+    test_pipes_wake();
     test_bad_pipes();
     test_refused_pipes();
     printf("%ld passed, %ld failed\n", passed, failed);

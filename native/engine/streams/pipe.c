@@ -114,6 +114,7 @@ static uint64_t possible(const wc_pipe *pipe, const wc_way *way)
 static void tell(const wc_pipe *pipe, const wc_way *way)
 {
     atomic_store(way->told, *way->own);
+    WC_GAP();
     if (atomic_load(way->they_wait) && atomic_exchange(way->they_wait, 0) &&
         send(pipe->socket, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL) < 0) {
         /* It is gone, which epoll says, or has other bytes to read. */
@@ -125,6 +126,7 @@ static bool must_wait(const wc_pipe *pipe, const wc_way *way)
 {
     if (possible(pipe, way))
         return false;
+    WC_GAP();
     atomic_store(way->waits, 1);
     return !possible(pipe, way);
 }
