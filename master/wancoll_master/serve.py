@@ -15,7 +15,7 @@ from wancoll.errors import ConfigError, without_package
 from wancoll.local import join_address, split_address
 from wancoll.metrics.core import families as f
 from wancoll.metrics.guard import listeners_for
-from wancoll.net.listen import open_listeners, trio_listeners
+from wancoll.net.listen import open_listeners, serve_connections
 from wancoll.trust.folder import ADMIN_KEY, MASTER_PUBLIC, held_folder
 from wancoll_master.config import MasterConfig
 from wancoll_master.core.views.page import Section
@@ -89,7 +89,7 @@ async def serve(
                     elif trust is None and config.secure:
                         log.info("a token of before is good: `wancoll token create` makes another one")
                 task_status.started(bound)
-                await trio.serve_listeners(server.accept, trio_listeners(listeners))
+                await serve_connections(listeners, server.accept, server.lets_in)
         finally:
             for one in (*listeners, *metrics, *page):
                 one.close()

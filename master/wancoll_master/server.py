@@ -124,7 +124,8 @@ class Server:
         self._trust_asked = 0  # the write that gate.settle() waits for
         self._numbers = itertools.count(1)
         limits = config.limits
-        self._greeting = Handshakes(limits.pending_connections, limits.handshake_timeout, limits.handshake_least)
+        greeting = limits.pending_connections, limits.handshake_timeout, limits.handshake_least
+        self._greeting = Handshakes(*greeting, limits.strangers if gate is not None else inf)
         self._lookups: dict[str, trio.CapacityLimiter] = {}  # by daemon: a thread may outlive who waits for it
         self._leaving = Handshakes(limits.pending_connections, LINGER)  # strangers that have yet to read their answer
         self._strangers: set[int] = set()  # connections on which no daemon has introduced itself
@@ -447,6 +448,10 @@ class Server:
             self.flush()
 
     # ---- connections ---------------------------------------------------------------------------------
+
+    def lets_in(self, sock: socket.socket) -> bool:
+        """Whether a connection is worth a handshake."""
+        return self._greeting.lets_in(whose(sock))
 
     async def accept(self, stream: trio.SocketStream) -> None:
         """Handler of the listeners: whatever arrives, the master stays up."""

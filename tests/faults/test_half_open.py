@@ -1,4 +1,4 @@
-"""Strangers that open a thousand connections a second to a master, and no more: whoever is known comes in at once."""
+"""Strangers that open connections and say no more: whoever is known comes in at once, and nobody is evicted."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.faults.support import BUSY, close_all, join, reduce_all, wait_until
+from tests.faults.wire import Wire
 from wancoll.chaos import Cluster
+from wancoll.limits import DEFAULT
 from wancoll.net.tls import Tls, to_dial
 
 RATE = 1000  # connections a second, each from an address of its own
-ENOUGH = 600  # that a busy machine has to manage
+ENOUGH = 0.6  # of the rate, that a busy machine has to manage
 HELD = 3000  # that a stranger keeps open
 SOON = 1.0  # seconds for whoever is known
-TRIES = 10
+TRIES, MORE_TRIES = 10, 40
 STRANGER, KNOWN = "127.9.9.9", "127.0.0.1"
 
 
@@ -35,10 +37,10 @@ def begun() -> bytes:
 
 
 @contextlib.contextmanager
-def strangers(port: int, said: bytes) -> Iterator[None]:
+def strangers(port: int, said: bytes, rate: int = RATE) -> Iterator[None]:
     """A process of theirs, which has the room full when this begins."""
     with subprocess.Popen(
-        [sys.executable, "-m", __name__, str(port), said.hex()],
+        [sys.executable, "-m", __name__, str(port), str(rate), said.hex()],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -50,9 +52,9 @@ def strangers(port: int, said: bytes) -> Iterator[None]:
             yield
         finally:
             process.stdin.close()
-            rate = float(process.stdout.readline())
-    print(f"{rate:.0f} connections a second")
-    assert rate > ENOUGH
+            made = float(process.stdout.readline())
+    print(f"{made:.0f} connections a second")
+    assert made > ENOUGH * rate
 
 
 def come_in(port: int, source: str) -> float:
@@ -82,11 +84,13 @@ def test_known_daemons_and_newcomers_come_in_beside_half_open_connections(silent
         with strangers(port, b"" if silent else begun()):
             known = [came for _ in range(TRIES) for came in (took(cluster.status), come_in(port, KNOWN))]
             newcomers = []
-            for _ in range(TRIES):
+            for _ in range(MORE_TRIES):
                 with contextlib.suppress(OSError, ssl.SSLError):
                     newcomers.append(come_in(port, STRANGER))
             outcomes = reduce_all(comms, range(2), 1000)
-            print(f"known {max(known):.3f} s at most; {len(newcomers)} of {TRIES} newcomers, {max(newcomers):.3f} s")
+            print(
+                f"known {max(known):.3f} s at most; {len(newcomers)} of {MORE_TRIES} newcomers, {max(newcomers):.3f} s"
+            )
             assert max(known) < SOON
             assert newcomers  # each tries again where it was put out
             assert max(newcomers) < SOON
@@ -95,10 +99,48 @@ def test_known_daemons_and_newcomers_come_in_beside_half_open_connections(silent
         wait_until(lambda: cluster.status().resources["strangers"] <= 1, BUSY, "the strangers are gone")
 
 
-def _be_strangers(port: int, said: bytes) -> None:
+@pytest.mark.nightly
+@pytest.mark.parametrize("rate", [2000, 4000])
+def test_a_daemon_whose_connection_breaks_is_back_in_time(rate: int) -> None:
+    with Cluster(2, secure=True) as cluster, Wire(cluster.master_address) as wire:
+        third = cluster.add_peer(f"--master={wire.address}")
+        comms = join(cluster, [0, 1, third])
+        reduce_all(comms, range(3))
+        with strangers(cluster.master_address[1], begun(), rate):
+            for _ in range(5):
+                before = wire.accepted
+                wire.reset()
+                wait_until(lambda before=before: wire.accepted > before, BUSY, "it dials again")
+                outcomes = reduce_all(comms, range(3), 1000)
+                assert [outcome.receipt and outcome.receipt.world_size for outcome in outcomes] == [3] * 3
+                time.sleep(DEFAULT.return_grace + 0.5)  # evicted it would be by then
+            assert len(cluster.status().groups[0].members) == 3
+        close_all(comms)
+
+
+@pytest.mark.nightly
+def test_a_link_that_breaks_is_up_again_beside_strangers_at_both_ends() -> None:
+    with Cluster(2, secure=True, peer_args=["--no-shared-memory"]) as cluster:
+        comms = join(cluster, range(2))
+        reduce_all(comms, range(2))
+        with contextlib.ExitStack() as stack:
+            for i in range(2):
+                stack.enter_context(strangers(cluster.peer_address(i)[1], begun(), RATE // 2))
+            for _ in range(5):
+                cluster.cut(0, 1)
+                cluster.heal(0, 1)
+                began = time.monotonic()
+                outcomes = reduce_all(comms, range(2), 1000)
+                print(f"up again after {time.monotonic() - began:.2f} s")
+                assert [outcome.receipt and outcome.receipt.world_size for outcome in outcomes] == [2, 2]
+                assert time.monotonic() - began < DEFAULT.link_timeout
+        close_all(comms)
+
+
+def _be_strangers(port: int, rate: int, said: bytes) -> None:
     held: deque[socket.socket] = deque()
     made, began = 0, time.monotonic()
-    while not select.select([sys.stdin], [], [], max(0.0, began + made / RATE - time.monotonic()))[0]:
+    while not select.select([sys.stdin], [], [], max(0.0, began + made / rate - time.monotonic()))[0]:
         sock = socket.socket()
         sock.setblocking(False)
         with contextlib.suppress(BlockingIOError):
@@ -113,10 +155,10 @@ def _be_strangers(port: int, said: bytes) -> None:
             old = held.popleft()
             old.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             old.close()
-        if made == RATE:
+        if made == rate:
             print("full", flush=True)
     print(made / (time.monotonic() - began), flush=True)
 
 
 if __name__ == "__main__":
-    _be_strangers(int(sys.argv[1]), bytes.fromhex(sys.argv[2]))
+    _be_strangers(int(sys.argv[1]), int(sys.argv[2]), bytes.fromhex(sys.argv[3]))

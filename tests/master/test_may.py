@@ -251,6 +251,9 @@ def test_another_key_under_a_name_is_another_daemon_and_members_are_told_keys() 
         ("inside.example:22", "192.0.2.1", ("any",), True),
         ("127.0.0.1:9", "127.0.0.1", (), True),
         ("10.1.2.3:9", "", (), True),
+        ("127.0.0.1%lo:9", "127.0.0.1", (), False),  # members would look it up
+        ("[2001:db8::1%lo]:9", "2001:db8::1", (), False),
+        ("[fe80::1%lo]:9", "fe80::1%lo", (), True),
         ("10.1.2.3", "", (), False),
         (":9", "", (), False),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import socket
@@ -25,7 +26,16 @@ from wancoll import local
 from wancoll.errors import ConfigError
 from wancoll.local import join_address
 from wancoll.net.dial import DialFailed, dial
-from wancoll.net.listen import Handshakes, Sparing, claim_socket, is_loopback, open_listeners, whose, why_ended
+from wancoll.net.listen import (
+    Handshakes,
+    Sparing,
+    claim_socket,
+    is_loopback,
+    open_listeners,
+    serve_connections,
+    whose,
+    why_ended,
+)
 from wancoll.net.stream import Queues, Stream
 from wancoll.net.unix import connect_local
 
@@ -179,18 +189,24 @@ async def test_handshakes_are_bounded_in_number_and_time(autojump_clock: trio.te
         ("aaaabbb", 0, "a3 a2 b0", 4),  # nobody is busier than the newcomer's own: its oldest
         ("aaaabaa", 0, "a3 a0 a1", 4),  # who has few is never disturbed
         ("abcde", 0, "a0", 4),
-        ("aaaaaa", 10, "a4 a5", 4),  # the others have not had their time yet
-        ("abcde", 10, "e0", 4),
+        ("aaaaaa", 10, "a3 a4", 4),  # the others have not had their time yet: any of them, here the newest
+        ("abcde", 10, "d0", 4),
         ("aaaab", 10, "a3", 4),
         ("bcdefgaap", 0, "b0", 8),  # nobody has more than a share: the oldest, not who opens lanes at once
         ("bcdefaaap", 0, "a2", 8),
         ("bcdefgaaa", 0, "a0", 8),
-        ("bcdefgaap", 99, "p0", 8),
+        ("bcdefgaap", 99, "a1", 8),
     ],
 )
 async def test_the_busiest_address_gives_way(
-    came: str, least: float, left: str, most: int, autojump_clock: trio.testing.MockClock
+    came: str,
+    least: float,
+    left: str,
+    most: int,
+    autojump_clock: trio.testing.MockClock,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("random.choice", lambda these: these[-1])
     handshakes, numbers = Handshakes(most, 60.0, least), dict.fromkeys(came, 0)
     gone: list[str] = []
 
@@ -208,6 +224,95 @@ async def test_the_busiest_address_gives_way(
         assert " ".join(gone) == left
         nursery.cancel_scope.cancel()
     assert len(handshakes) == 0
+
+
+@pytest.mark.parametrize(("address", "rate", "at_least"), [("a", 1500, 85), ("a", 5000, 50), ("", 5000, 85)])
+async def test_of_a_crowd_that_comes_fast_most_come_through(
+    address: str, rate: int, at_least: int, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Who needs 5 ms, among strangers that stay: of its own address, which has a share of 64, or of many others."""
+    handshakes, through = Handshakes(256, 5.0, 0.25), 0
+
+    async def stranger(number: int) -> None:
+        with handshakes.one(address or str(number)):
+            await trio.sleep_forever()
+
+    async def honest() -> None:
+        nonlocal through
+        with handshakes.one("a"):
+            await trio.sleep(0.005)
+            through += 1
+
+    async with trio.open_nursery() as nursery:
+        for number in range(1000):
+            nursery.start_soon(stranger, number)
+            if number >= 500 and number % 5 == 0:
+                nursery.start_soon(honest)
+            await trio.sleep(1 / rate)
+        nursery.cancel_scope.cancel()
+    assert through >= at_least  # of 100
+
+
+async def test_so_many_strangers_a_second_are_let_in(autojump_clock: trio.testing.MockClock) -> None:
+    handshakes = Handshakes(4, 5.0, strangers=2.0)
+    assert [handshakes.lets_in(str(number)) for number in range(6)] == [True] * 4 + [False] * 2
+    handshakes.know("daemon")
+    assert all(handshakes.lets_in("daemon") for _ in range(100))
+    await trio.sleep(1.01)
+    assert [handshakes.lets_in("stranger") for _ in range(3)] == [True, True, False]
+    await trio.sleep(3600)
+    assert sum(handshakes.lets_in("stranger") for _ in range(10)) == 4
+    assert all(Handshakes(4, 5.0).lets_in("stranger") for _ in range(100))  # in clear
+
+
+async def test_whoever_is_let_in_does_not_wait_behind_others_in_the_kernels_queue() -> None:
+    [listener] = open_listeners("127.0.0.1:0")
+    at, served = listener.getsockname(), trio.Event()
+
+    async def handler(stream: trio.SocketStream) -> None:
+        await stream.send_all(b"hello")
+        served.set()
+
+    with contextlib.ExitStack() as stack:
+        stack.callback(listener.close)
+        others = [stack.enter_context(socket.create_connection(at)) for _ in range(500)]
+        known = stack.enter_context(socket.create_connection(at, source_address=("127.0.0.2", 0)))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(serve_connections, [listener], handler, lambda one: whose(one) == "127.0.0.2")
+            for _ in range(3):
+                await trio.testing.wait_all_tasks_blocked()
+            assert served.is_set()
+            nursery.cancel_scope.cancel()
+        known.settimeout(5)
+        assert known.recv(10) == b"hello"
+        assert known.recv(10) == b""  # closed after its handler
+        for one in others:
+            one.settimeout(5)
+            assert one.recv(1) == b""
+
+
+async def test_a_process_without_descriptors_takes_connections_when_it_has_some(
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [listener] = open_listeners("127.0.0.1:0")
+    answers: list[OSError | None] = [OSError(errno.EMFILE, "too many"), OSError(errno.ECONNABORTED, "gone"), None]
+    accept, served = socket.socket.accept, trio.Event()
+
+    def accept_or_fail(one: socket.socket) -> Any:
+        if (bad := answers.pop(0) if answers else None) is not None:
+            raise bad
+        return accept(one)
+
+    async def handler(stream: trio.SocketStream) -> None:
+        served.set()
+
+    monkeypatch.setattr(socket.socket, "accept", accept_or_fail)
+    with listener, socket.create_connection(listener.getsockname()):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(serve_connections, [listener], handler)
+            await served.wait()
+            nursery.cancel_scope.cancel()
+    assert answers == []
 
 
 async def test_strangers_of_however_many_addresses_put_out_nobody_where_somebody_known_came_from(

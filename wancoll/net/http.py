@@ -21,7 +21,7 @@ import structlog
 import trio
 
 from wancoll.net.contain import contained, trace
-from wancoll.net.listen import Handshakes, Sparing, forget, trio_listeners, whose, why_ended
+from wancoll.net.listen import Handshakes, Sparing, forget, serve_connections, whose, why_ended
 
 log = structlog.get_logger("wancoll.http")
 
@@ -83,7 +83,7 @@ class Port:
     async def serve(self) -> None:
         """Task: answer, until cancelled."""
         log.info(self._name, at=", ".join("{}:{}".format(*one.getsockname()[:2]) for one in self._listeners))
-        await trio.serve_listeners(self._accept, trio_listeners(self._listeners))
+        await serve_connections(self._listeners, self._accept)
 
     async def _accept(self, stream: trio.SocketStream) -> None:
         """Handler of the listeners: whatever arrives, the process stays up."""

@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import ipaddress
+import math
 import os
+import random
 import socket
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any
 
+import structlog
 import trio
 
 from wancoll.errors import ConfigError
@@ -18,7 +21,11 @@ from wancoll.limits import keep_newest
 from wancoll.local import open_to_others, split_address, standing
 from wancoll.net.unix import is_served, peer_credentials
 
+log = structlog.get_logger("wancoll.net")
+
 _BACKLOG = 1024
+_FULL, _FULL_PAUSE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS), 0.1  # seconds
+_UNUSABLE = errno.EBADF, errno.EINVAL, errno.ENOTSOCK
 _IPV6_NETWORK_BITS = 64  # what one host, or one customer, has at least
 _LINES_A_SECOND = 10
 _FORGOTTEN_BYTES, _PIECE_BYTES = 65536, 8192  # behind a request; at once
@@ -64,9 +71,60 @@ def open_listeners(listen: str) -> list[socket.socket]:
         ) from bad
 
 
-def trio_listeners(sockets: list[socket.socket]) -> list[trio.SocketListener]:
-    """For trio.serve_listeners."""
-    return [trio.SocketListener(trio.socket.from_stdlib_socket(one)) for one in sockets]
+def everybody(_: socket.socket) -> bool:
+    """Let each connection in."""
+    return True
+
+
+async def serve_connections(
+    listeners: Iterable[socket.socket],
+    handler: Callable[[trio.SocketStream], Awaitable[None]],
+    lets_in: Callable[[socket.socket], bool] = everybody,
+) -> None:
+    """Task: give each connection to *handler*, in a task of its own, and close it after that; until cancelled.
+
+    All that wait are taken at once, and who is not let in is closed before anything is made for it: else whoever is
+    known waits behind strangers in the kernel's queue, of which no rule of ours knows (trio.serve_listeners takes one
+    in each round).
+    """
+    async with trio.open_nursery() as nursery:
+        for one in listeners:
+            one.setblocking(False)
+            nursery.start_soon(_serve_one, one, handler, lets_in, nursery)
+
+
+async def _serve_one(
+    listener: socket.socket,
+    handler: Callable[[trio.SocketStream], Awaitable[None]],
+    lets_in: Callable[[socket.socket], bool],
+    nursery: trio.Nursery,
+) -> None:
+    while True:
+        await trio.lowlevel.wait_readable(listener)
+        for _ in range(_BACKLOG):
+            try:
+                connection, _ = listener.accept()
+            except BlockingIOError:
+                break
+            except OSError as bad:
+                if bad.errno in _UNUSABLE:
+                    raise
+                if bad.errno in _FULL:
+                    log.error("a connection cannot be taken", reason=str(bad), hint="see `ulimit -n`")
+                    await trio.sleep(_FULL_PAUSE)
+                    break
+                continue  # that one is gone
+            if lets_in(connection):
+                nursery.start_soon(_handle, trio.SocketStream(trio.socket.from_stdlib_socket(connection)), handler)
+            else:
+                connection.close()
+
+
+async def _handle(stream: trio.SocketStream, handler: Callable[[trio.SocketStream], Awaitable[None]]) -> None:
+    try:
+        await handler(stream)
+    finally:
+        await trio.aclose_forcefully(stream)
 
 
 def claim_socket(path: str) -> socket.socket:
@@ -150,11 +208,14 @@ class Handshakes:
     Args:
         most: open at once, of strangers' addresses and of known ones.
         seconds: for each.
-        least: seconds that each has, whoever comes; in a crowd of equals nobody would come through without.
+        least: seconds that each has as long as fewer come, whoever comes.
+        strangers: that may come in a second, of addresses that are not known, and *most* at once.
     """
 
-    def __init__(self, most: int, seconds: float, least: float = 0.0) -> None:
+    def __init__(self, most: int, seconds: float, least: float = 0.0, strangers: float = math.inf) -> None:
         self._seconds = seconds
+        self._most, self._strangers_a_second = most, strangers
+        self._credit, self._credit_at = float(most), 0.0  # when it was so much
         self._strangers, self._acquainted = _Room(most, least), _Room(most, least)
         self._known: dict[str, None] = {}  # addresses, the newest last
 
@@ -165,6 +226,18 @@ class Handshakes:
         """Somebody of this address has said who it is, and is known."""
         keep_newest(self._known, address, None, _KNOWN)
 
+    def lets_in(self, address: str) -> bool:
+        """Whether a connection of *address* is worth a handshake, which takes a millisecond, also of a stranger."""
+        if address in self._known or self._strangers_a_second == math.inf:
+            return True
+        now = trio.current_time()
+        earned = (now - self._credit_at) * self._strangers_a_second
+        self._credit, self._credit_at = min(self._most, self._credit + earned), now
+        if self._credit < 1:
+            return False
+        self._credit -= 1
+        return True
+
     @contextlib.contextmanager
     def one(self, address: str = "") -> Iterator[trio.CancelScope]:
         """One connection of *address*, until it has said who it is.
@@ -173,8 +246,7 @@ class Handshakes:
         """
         room = self._acquainted if address in self._known else self._strangers
         with trio.move_on_after(self._seconds) as scope:
-            if not room.enter(address, scope):
-                scope.cancel()
+            room.enter(address, scope)
             try:
                 yield scope
             finally:
@@ -191,9 +263,10 @@ class _Room:
 
     Where one more comes and an address has more than its share, a quarter, the one with most pays for it with its
     newest, so that whoever has few is not disturbed. If none has more than the newcomer's own, that one's oldest gives
-    way, where it has its share, else the oldest of all; or the newcomer itself, where that one has not had *least*
-    seconds yet. Within a share nobody is the busiest: strangers of many addresses, with one connection each, do not put
-    out a daemon that opens all its lanes at once. One that is alone may fill all the room, until another one comes.
+    way, where it has its share, else the oldest of all; or any of those, where that one has not had *least* seconds
+    yet: in a crowd that comes so fast most who need a few milliseconds come through. Within a share nobody is the
+    busiest: strangers of many addresses, with one connection each, do not put out a daemon that opens all its lanes at
+    once. One that is alone may fill all the room, until another one comes.
     """
 
     def __init__(self, most: int, least: float) -> None:
@@ -208,16 +281,15 @@ class _Room:
         """Connections in it."""
         return len(self._since)
 
-    def enter(self, address: str, scope: trio.CancelScope) -> bool:
-        """Whether there is room, if need be in place of another one, which is cancelled."""
-        if self.count >= self._most and not self._make_room(address):
-            return False
+    def enter(self, address: str, scope: trio.CancelScope) -> None:
+        """Let it in, if need be in place of another one, which is cancelled."""
+        if self.count >= self._most:
+            self._make_room(address)
         self._since[scope] = address, trio.current_time()
         these = self._open.setdefault(address, {})
         these[scope] = None
         if len(these) > self._share:
             self._busy[address] = None
-        return True
 
     def leave(self, scope: trio.CancelScope) -> None:
         """It is gone, if it was here."""
@@ -231,20 +303,20 @@ class _Room:
         if not these:
             del self._open[address]
 
-    def _make_room(self, newcomer: str) -> bool:
-        """Put one out; False: the newcomer is the one."""
+    def _make_room(self, newcomer: str) -> None:
+        """Put one out."""
         own = self._open.get(newcomer, {})
         busiest = max((self._open[one] for one in self._busy), key=len, default=own)
         if len(busiest) > max(len(own) + 1, self._share):
             scope = next(reversed(busiest))
         else:
-            scope = next(iter(own if len(own) >= self._share else self._since))
+            these = own if len(own) >= self._share else self._since
+            scope = next(iter(these))
             _, since = self._since[scope]
             if trio.current_time() - since < self._least:
-                return False
+                scope = random.choice(list(these))
         self.leave(scope)
         scope.cancel()
-        return True
 
 
 async def forget(stream: trio.abc.ReceiveStream) -> None:

@@ -31,7 +31,7 @@ from wancoll.net import clock
 from wancoll.net.contain import contained
 from wancoll.net.dial import DialFailed
 from wancoll.net.hot import Hot
-from wancoll.net.listen import claim_socket, open_listeners, trio_listeners
+from wancoll.net.listen import claim_socket, open_listeners, serve_connections
 from wancoll.net.wallet import Wallet
 from wancoll.peer import process_lock
 from wancoll.peer.config import PeerConfig
@@ -41,7 +41,7 @@ from wancoll.peer.core.member import STOPPING
 from wancoll.peer.core.tracing import Recorder
 from wancoll.peer.daemon_metrics import DaemonMetrics
 from wancoll.peer.door import FrontDoor
-from wancoll.peer.links.beside import listeners_beside
+from wancoll.peer.links.beside import is_own, listeners_beside
 from wancoll.peer.links.hub import LinkHub
 from wancoll.peer.links.lanes import check_congestion_control
 from wancoll.peer.links.probes import probe
@@ -605,9 +605,10 @@ async def serve(
                 if config.measure:
                     nursery.start_soon(daemon.measurer.watch)
                     nursery.start_soon(daemon.measurer.probe)
-                nursery.start_soon(trio.serve_listeners, daemon.links.accept, trio_listeners([*data_sockets, *beside]))
+                nursery.start_soon(serve_connections, data_sockets, daemon.links.accept, daemon.links.lets_in)
+                nursery.start_soon(serve_connections, beside, daemon.links.accept, is_own)
                 door = FrontDoor(daemon)
-                nursery.start_soon(trio.serve_listeners, door.accept, trio_listeners([local_socket]))
+                nursery.start_soon(serve_connections, [local_socket], door.accept)
                 if metrics:
                     nursery.start_soon(_port(daemon, door, metrics).serve)
                 if config.watch_stdin:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,7 +28,7 @@ from wancoll.peer.config import PeerConfig
 from wancoll.peer.core import links as core
 from wancoll.peer.core.links import Link, Links, MemberLinks
 from wancoll.peer.core.liveness.stalls import LaneLook, look_again
-from wancoll.peer.links.beside import Memory, half_of, is_beside, is_own
+from wancoll.peer.links.beside import Memory, half_of
 from wancoll.peer.links.connections import Connection, Connector, Watched
 from wancoll.peer.links.lanes import greet, tune
 from wancoll.peer.links.probes import answer_probe
@@ -80,7 +81,8 @@ class LinkHub:
         self._watched: dict[int, dict[int, Watched]] = {}  # by number and lane: to look at what the engine owns
         self._looks: dict[int, dict[int, LaneLook]] = {}  # the newest ones
         limits = config.limits
-        self._handshakes = Handshakes(limits.pending_connections, limits.handshake_timeout, limits.handshake_least)
+        greeting = limits.pending_connections, limits.handshake_timeout, limits.handshake_least
+        self._handshakes = Handshakes(*greeting, limits.strangers if wallet is not None else inf)
         self._strangers = Sparing()
         self._answers: dict[int, _Answer] = {}  # by knock
         self._knocks = count(1)
@@ -330,14 +332,16 @@ class LinkHub:
 
     # ---- accepting -----------------------------------------------------------------------------------
 
+    def lets_in(self, sock: socket.socket) -> bool:
+        """Whether a connection to the data port is worth a handshake."""
+        return self._handshakes.lets_in(whose(sock))
+
     async def accept(self, stream: trio.SocketStream) -> None:
         """Handler of the data port: whatever arrives, the daemon stays up."""
         who = whose(stream.socket)
         known = DialFailed, ConfigError, ProtocolError, OSError, trio.BrokenResourceError, trio.ClosedResourceError
         try:
             with self._handshakes.one(who) as scope, contained("the data port", lambda: who, expected=known):
-                if is_beside(stream.socket) and not is_own(stream.socket):
-                    raise DialFailed(f"{who} is of another user: lanes go through memory for one user alone")
                 admit = partial(self._handshakes.leave, scope)
                 connection, first = await self.connector.accept(stream, who)
                 if connection.sealed:

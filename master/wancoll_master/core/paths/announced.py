@@ -72,9 +72,13 @@ def _is_its_own(host: str, source: str, allowed: Sequence[str]) -> bool:
 
 
 def _read(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The address; None: it is a name, as all with a zone that are not of one link, which others would look up."""
     try:
-        found = ipaddress.ip_address(host.partition("%")[0])
+        found = ipaddress.ip_address(host)
     except ValueError:
         return None
-    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
-    return mapped or found
+    if isinstance(found, ipaddress.IPv4Address):
+        return found
+    if found.scope_id and not found.is_link_local:
+        return None
+    return found.ipv4_mapped or ipaddress.IPv6Address(int(found))
