@@ -6,7 +6,7 @@ import functools
 import itertools
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -86,7 +86,9 @@ def place_tensor(comm: Any, dtype: DType, bits: np.ndarray, in_arena: bool) -> t
     return memory, memory
 
 
-def check_values(comms: list[Any], dtype: DType, ops: list[ReduceOp], counts: list[int]) -> None:
+def check_values(
+    comms: list[Any], dtype: DType, ops: list[ReduceOp], counts: list[int], sites: Sequence[str] = ()
+) -> None:
     """Every op and count, in place and out of place, in and outside of the arena, all in flight at once."""
     world = len(comms)
     cases = list(itertools.product(ops, counts))
@@ -95,7 +97,7 @@ def check_values(comms: list[Any], dtype: DType, ops: list[ReduceOp], counts: li
     @functools.cache
     def reference(op: ReduceOp, count: int, algorithm: str) -> list[bytes]:
         call = Descriptor(Kind.all_reduce, dtype, op, count)
-        schedules = [make(call, algorithm, rank, world) for rank in range(world)]
+        schedules = [make(call, algorithm, rank, world, sites=sites) for rank in range(world)]
         return [result.tobytes() for result in execute(schedules, inputs[count], dtype, op)]
 
     def member(rank: int) -> list[tuple[Any, np.ndarray, np.ndarray | None]]:
@@ -171,7 +173,9 @@ def test_same_bytes_where_all_lanes_share_a_step(
 ) -> None:
     for peers in ([0, elsewhere], [0, elsewhere, 1, 2], [elsewhere, three_lanes, 0]):
         comms = ranked(cluster, peers)
-        check_values(comms, dtype, [ReduceOp.sum, ReduceOp.avg], [1025, BIG])
+        where = [peers[int(name[1:])] for name in comms[0].members]
+        sites = ["" if peer == elsewhere else "here" for peer in where]  # those that share a machine
+        check_values(comms, dtype, [ReduceOp.sum, ReduceOp.avg], [1025, BIG], sites)
         close_all(comms)
 
 

@@ -32,12 +32,18 @@ class Net(Room):
         self.speeds: dict[tuple[str, str], float] = {}
 
     def arrive(
-        self, *daemons: str, max_lanes: int = 32, controls: tuple[str, ...] = ("bbr",), site: str = "", cores: int = 4
+        self,
+        *daemons: str,
+        max_lanes: int = 32,
+        controls: tuple[str, ...] = ("bbr",),
+        site: str = "",
+        cores: int = 4,
+        host: str = "",
     ) -> None:
         for daemon in daemons:
             conn, self._next_conn = self._next_conn, self._next_conn + 1
             self.conns[daemon] = conn
-            where = [f"{daemon}:7000"]
+            where = [f"{host or daemon}:7000"]
             hello = m.Hello(
                 PROTOCOL_VERSION, daemon, 1, where, 8, site, "0.1.0", max_lanes, list(controls), True, cores=cores
             )
@@ -261,6 +267,21 @@ def test_sites_make_the_hierarchical_algorithm_a_candidate():
     assert "hierarchical" in {name for _, name in epoch.plan.choices["all_reduce"]}
     sites = [member.site for member in epoch.members]
     assert sum(a != b for a, b in zip(sites, sites[1:] + sites[:1], strict=True)) == 2
+
+
+def test_machines_that_several_members_share_are_sites():
+    net = Net(rtt=0.1, speed=12 * MB)
+    for i, host in enumerate(("192.0.2.1", "192.0.2.2", "192.0.2.1", "192.0.2.3")):
+        net.arrive(f"d{i}", host=host)
+    for i in range(4):
+        net.join(f"m{i}", start=4)
+    net.measure()
+    first = net.new_epoch()
+    epoch = net.pass_update() or first
+    assert {member.name: member.site for member in epoch.members} == {
+        "m0": "192.0.2.1", "m1": "", "m2": "192.0.2.1", "m3": "",
+    }  # fmt: skip
+    assert "hierarchical" in {name for _, name in epoch.plan.choices["all_reduce"]}
 
 
 def test_the_ring_goes_around_the_slow_path(net):

@@ -34,7 +34,7 @@ def test_a_link_shares_4_mib_at_most() -> None:
         assert half & (half - 1) == 0
         assert 2 * half * lanes <= 4 * MIB
         assert half >= 8 * KIB
-    assert half_of(1) == half_of(8) == 256 * KIB
+    assert [half_of(lanes) for lanes in (1, 2, 8)] == [1 * MIB, 1 * MIB, 256 * KIB]
 
 
 async def test_it_is_found_by_the_ports_address() -> None:

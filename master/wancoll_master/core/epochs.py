@@ -37,7 +37,7 @@ from wancoll_master.core.paths import measuring, probing
 from wancoll_master.core.ready import Announce, Former, Used
 from wancoll_master.core.state import Closing, Group, Member, Step, clip, names, several, weight
 from wancoll_master.plan import planning
-from wancoll_master.plan.planning import Planned, Proposal, Request
+from wancoll_master.plan.planning import Planned, Proposal, Request, sites_of
 
 _DIGESTS_TOLD = 2048
 DOUBTED = "it was finished, the master's journal is lost, and members that did not come back may know more of it"
@@ -188,8 +188,8 @@ def _next_epoch(step: Step, group: Group, reason: str, *, free: bool = False) ->
         term=step.state.term,
         epoch=group.epoch,
         members=[
-            m.MemberInfo(one.mid, one.name, one.daemon.name, one.daemon.addresses, one.daemon.site, one.daemon.key)
-            for one in members
+            m.MemberInfo(one.mid, one.name, one.daemon.name, one.daemon.addresses, site, one.daemon.key)
+            for one, site in zip(members, sites_of([one.daemon for one in members]), strict=True)
         ],
         plan=plan,
         key=group.key,

@@ -19,6 +19,7 @@ from wancoll.limits import KIB, THREADS
 from wancoll.schedule.cost import LinkCost, Sites, choices, chosen, predicted, usable
 from wancoll.units import format_duration, format_rate
 from wancoll.wire import messages as m
+from wancoll.wire.messages.fields import SITE_LENGTH
 from wancoll_master.plan.measures import Measures
 from wancoll_master.plan.topology import (
     EXACT_BEST,
@@ -161,12 +162,14 @@ def propose(request: Request) -> Proposal:
         paths = [] if local else _paths(measures, daemons)
         cost = None if local else _cost(measures, paths, members)
         choices = LOCAL_CHOICES if local else _choices(paths, members, cost)
-    wire = before if before is not None and not free else _wire(measures, paths, members, before, local=local)
+    kept = before if not free else None  # after a loss links stay as they are
+    wire = kept or _wire(measures, paths, members, before, local=local)
     far = cost is not None and cost.alpha > FAR / 2
     lanes = max(1, min(wire.plan.lanes, *(_most_lanes(daemon) for daemon in daemons)))
     groups = min(wire.plan.lane_groups, lanes)
     stripe = FAR_STRIPE if far else STRIPE
     if local:
+        lanes = lanes if kept else groups  # no lane is slower than others there
         stripe = LOCAL_STRIPE if groups == 1 else SHARED_STRIPE
     plan = m.Plan(
         lanes=lanes,
@@ -310,6 +313,17 @@ def near(one: Daemon, other: Daemon) -> bool:
 def _place(daemon: Daemon) -> str:
     """Its machine; where that is not known it is alone in a place of its own."""
     return machine(daemon.addresses) or daemon.name
+
+
+def sites_of(daemons: Sequence[Daemon]) -> list[str]:
+    """Where each member's daemon is: the site that its operator has named, else a machine that several share; else "".
+
+    Where all are on one machine it is no site.
+    """
+    hosts = [machine(daemon.addresses)[:SITE_LENGTH] for daemon in daemons]
+    beside = Counter(hosts)
+    shared = {host for host in beside if beside[host] > 1} if len(beside) > 1 else set()
+    return [daemon.site or (host if host in shared else "") for daemon, host in zip(daemons, hosts, strict=True)]
 
 
 def is_local(members: Sequence[Member]) -> bool:
@@ -509,8 +523,9 @@ def _chosen(world: int, cost: LinkCost, sites: Sites | None) -> dict[str, list[t
 
 
 def _sites(paths: Sequence[_Known], members: Sequence[Member]) -> Sites | None:
-    """Where the members are, if at least two sites are named, or a site of its own, and one has two members."""
-    sizes = Counter(member.daemon.site or f" {member.mid}" for member in members)
+    """Where the members are, if they are at two sites at least, or one of its own, and one has two members."""
+    sites = sites_of([member.daemon for member in members])
+    sizes = Counter(site or f" {member.mid}" for site, member in zip(sites, members, strict=True))
     if not 1 < len(sizes) < len(members):
         return None
     inside = [path for path in paths if path.source.site and path.source.site == path.target.site]

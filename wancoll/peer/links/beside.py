@@ -30,7 +30,7 @@ from wancoll.peer.core.paths.tcpinfo import TcpInfo
 log = structlog.get_logger("wancoll.links")
 
 _OF_A_PAIR = 4 * MIB  # memory that the lanes of a link share, at most
-_HALF = 8 * KIB, 256 * KIB  # bytes of a lane each way: at least, with 256 lanes; at most, to stay in a cache
+_HALF = 8 * KIB, 1 * MIB  # bytes of a lane each way: at least, with 256 lanes, and at most
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _ALL_HOSTS = ("0.0.0.0", "::", "")
 _DESCRIPTOR = 4  # bytes

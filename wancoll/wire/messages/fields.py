@@ -19,7 +19,8 @@ Text = Annotated[str, Meta(max_length=4096)]
 Address = Annotated[str, Meta(min_length=3, max_length=300)]  # "host:port", IPv6 in brackets
 Addresses = Annotated[list[Address], Meta(min_length=1, max_length=8)]
 World = Annotated[int, Meta(ge=1, le=1024)]
-Site = Annotated[str, Meta(max_length=128)]  # a label that members close to each other share; "" is nobody's
+SITE_LENGTH = 128
+Site = Annotated[str, Meta(max_length=SITE_LENGTH)]  # a label that members close to each other share; "" is nobody's
 Rank = Annotated[int, Meta(ge=-1, le=1023)]  # -1: none
 Calls = Annotated[dict[Name, Text], Meta(max_length=1024)]  # by member: what it called
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
