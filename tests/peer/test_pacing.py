@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from wancoll.limits import MIB
 from wancoll.peer.core.paths import pacing
 from wancoll.peer.core.paths.pacing import Pacer
@@ -14,10 +12,24 @@ PACKET = 1448
 
 
 class Path:
-    """A path that carries *rate* bytes per second of one link; what is sent faster than *queue* times that is lost."""
+    """A path that carries *rate* bytes per second of one link; what is sent faster than *queue* times that is lost.
 
-    def __init__(self, rate: float, planned: float, *, queue: float = 1.1, loss: float = 0.0, number: int = 1) -> None:
+    With *room* (seconds) that waits first, so that round trips grow.
+    """
+
+    def __init__(
+        self,
+        rate: float,
+        planned: float,
+        *,
+        queue: float = 1.1,
+        loss: float = 0.0,
+        number: int = 1,
+        room: float = 0.0,
+        rtt: float = 0.04,
+    ) -> None:
         self.rate, self.queue, self.loss, self.number = rate, queue, loss, number
+        self.room, self.waits, self.rtt = room, 0.0, rtt
         self.planned = int(planned / LANES)
         self.pace = self.planned
         self.pacer = Pacer()
@@ -28,7 +40,7 @@ class Path:
 
     def look(self) -> None:
         each = [int(value / LANES) for value in (self.acked, self.segments, self.lost)]
-        lane = TcpInfo(0.1, 0.1, 0.0, True, each[0], each[1], each[2], self.busy, 0)
+        lane = TcpInfo(self.rtt + self.waits, self.rtt, 0.0, True, each[0], each[1], each[2], self.busy, 0)
         lanes = dict.fromkeys(range(LANES), lane)
         for number, pace in self.pacer.look(self.now, {self.number: (self.planned, lanes)}).items():
             assert number == self.number
@@ -42,7 +54,9 @@ class Path:
             self.now += 0.25
             sent = max(1.0, min(self.pace * LANES * 0.95, self.rate * share * self.queue * 1.5))
             carried = min(sent, self.rate * share)
-            over = max(0.0, 1 - self.rate * self.queue / sent) + self.loss
+            self.waits = min(self.room, max(0.0, self.waits + 0.25 * (sent / self.rate - 1)))
+            full = self.waits >= self.room
+            over = (max(0.0, 1 - self.rate * self.queue / sent) if full else 0.0) + self.loss
             self.acked += carried * 0.25 * busy
             self.busy += 0.25 * busy
             self.segments += sent * 0.25 * busy / PACKET
@@ -76,11 +90,53 @@ def test_a_pace_at_which_packets_are_lost_is_left_and_tried_ever_more_seldom() -
     assert path.pace >= path.planned
 
 
-@pytest.mark.parametrize("loss", [0.02, 0.2])
-def test_a_path_that_loses_packets_anyhow_keeps_the_plans_pace(loss: float) -> None:
-    path = Path(60 * MIB, planned=18 * MIB, loss=loss)
+def test_a_path_that_loses_a_hundredth_anyhow_is_filled_all_the_same() -> None:
+    path = Path(60 * MIB, planned=18 * MIB, loss=0.01)
+    path.run(10.0)
+    assert path.run(5.0) > 0.9 * path.rate
+
+
+def test_a_path_that_loses_many_packets_anyhow_keeps_the_plans_pace() -> None:
+    path = Path(60 * MIB, planned=18 * MIB, loss=0.2)
     path.run(60.0)
     assert path.changes == 0
+
+
+def test_a_pace_that_a_queue_answers_is_not_raised_further_and_nothing_is_lost() -> None:
+    path = Path(60 * MIB, planned=67 * MIB, room=0.5, rtt=0.1)
+    path.run(20.0)
+    assert path.changes == 0
+    path = Path(60 * MIB, planned=40 * MIB, room=0.5, rtt=0.1)
+    assert path.run(20.0) > 0.75 * path.rate
+    assert path.lost == 0
+
+
+def test_what_the_pace_of_before_has_lost_lowers_it_once() -> None:
+    path = Path(60 * MIB, planned=21 * MIB)
+    link = path.pacer._links[1]
+    for _ in range(40):
+        path.run(0.25)
+        if link.drains:
+            break
+    reached = path.pace
+    assert reached == link.proven > path.planned
+    path.lost += 0.1 * path.segments  # of packets that were under way
+    path.run(1.0)
+    assert path.pace == reached
+
+
+def test_a_path_that_becomes_slow_leaves_a_pace_that_it_had_reached() -> None:
+    path = Path(60 * MIB, planned=18 * MIB)
+    path.run(10.0)
+    path.rate = 20 * MIB
+    path.run(10.0)
+    assert path.pace * LANES < 1.1 * path.queue * path.rate
+
+
+def test_a_full_path_leaves_the_pace_that_it_carries() -> None:
+    path = Path(60 * MIB, planned=42 * MIB, room=0.02, queue=1.0)
+    path.run(3.0)
+    assert 0.9 * path.rate < path.pace * LANES < 1.05 * path.rate
 
 
 def test_a_pace_has_a_bound_and_short_looks_add_up() -> None:

@@ -48,9 +48,6 @@ FEW_LOST = 15 / 16  # of the members are left: the algorithms of before are as g
 REPLAN = 1.6  # times better another order has to be once operations run: links made anew are cold
 AFTER_LOSS = 2.0  # times better another order has to be for survivors of a loss
 FILLED = 0.7  # share of what a probe found that lanes have to carry, for more of them to be needless
-PACE = 1.1  # times the slowest uplink; a lane that falls behind can catch up
-PACE_LIMITS = 0.95  # share of the pace from which what is carried may be limited by it
-PACE_RAISE = 1.25  # times, to see whether it was
 PACE_LOSS = 0.01  # share of packets lost on an edge of the ring, from which a pace may be too high
 PACING_STAYS = 1.1  # times off, in both directions, before a pace is changed
 
@@ -102,7 +99,6 @@ class Planned:
     tried: dict[int, float] = field(default_factory=dict)  # lanes -> bytes per second of the slowest uplink
     settled: bool = False  # more lanes gain nothing
     looks: int = 0  # for a better plan, since these lanes are in use
-    raised: float = 0.0  # bytes per second of the slowest uplink when the pace was raised to see if it is the limit
     seen_version: int = -1  # of the measures, when a better plan was last looked for
     seen_at: float = -inf
     replans: int = 0  # better plans found while operations ran
@@ -364,7 +360,7 @@ def _wire(
     tried: dict[int, float] = dict(before.tried) if before is not None else {}
     settled = before is not None and before.settled
     lanes = before.plan.lanes if before is not None else start
-    pacing, congestion, raised = 0, "", 0.0
+    pacing, congestion = 0, ""
     sharing, threads = 1, _threads(members)
     if not local:
         congestion = _congestion(paths, daemons)
@@ -376,12 +372,12 @@ def _wire(
             sharing, threads = FAR_SHARING, THREADS  # whoever joins: links that are made anew are cold
             carried = max(measures.uplink(daemon.name, lanes) for daemon in daemons)  # around a ring all carry the same
             lost = _lost(measures, members)
-            pace, raised = _pace(max(_uplink(measures, members, lanes), carried), carried, lost, before)
-            pacing = int(pace / lanes)
+            uplink = max(_uplink(measures, members, lanes), carried)
+            pacing = int(_pace(uplink, carried, lost, before) / lanes)
     groups = max(1, min(threads, lanes // sharing))
     plan = m.Plan(lanes, STRIPE, True, {}, [], pacing, congestion, lane_groups=groups)
     looks = before.looks if before is not None and before.plan.lanes == lanes else 0
-    return Planned(plan, None, tried, settled, looks, raised)
+    return Planned(plan, None, tried, settled, looks)
 
 
 def _lanes(
@@ -455,27 +451,19 @@ def _uplink(measures: Measures, members: Sequence[Member], lanes: int) -> float:
     return min(filter(None, known), default=0.0)
 
 
-def _pace(uplink: float, carried: float, lost: float, before: Planned | None) -> tuple[float, float]:
-    """Bytes per second of all lanes of a link: the slowest *uplink*, since what is sent faster is lost in one queue.
+def _pace(uplink: float, carried: float, lost: float, before: Planned | None) -> float:
+    """Bytes per second of all lanes of a link, 0 for no limit: the slowest *uplink*, since what is sent faster queues.
 
     The uplink may be known too low, since probes and operations find little where a machine is busy with something
-    else. So a pace is lowered only where packets are *lost*, and one that operations reach is raised, but only once
-    from the same uplink on. (Meanwhile the daemons raise their links' pace above the plan's where it is the limit.)
-
-    Returns:
-        The pace, 0 for no limit, and the uplink from which it was last raised.
+    else. So a pace is lowered only where packets are *lost*. The daemons raise their links' pace above the plan's where
+    it is the limit, and what operations carry then is the uplink of the next plan.
     """
-    if before is None:  # all that is known is what probes of several members at a time found
-        return PACE_RAISE * uplink, 0.0
-    old, raised = before.plan.pacing * before.plan.lanes, before.raised
-    if not uplink:
-        return old, raised
-    if old and carried >= PACE_LIMITS * old and uplink > LANE_GAIN * raised:
-        return PACE_RAISE * uplink, uplink
-    pace = PACE * uplink
+    if before is None or not uplink:
+        return uplink or (before.plan.pacing * before.plan.lanes if before is not None else 0.0)
+    old = before.plan.pacing * before.plan.lanes
     # Operations that sent little say nothing of what is too fast.
-    known = pace > old or (carried >= FILLED * uplink and lost >= PACE_LOSS)
-    return (pace if known and not old / PACING_STAYS < pace < old * PACING_STAYS else old), raised
+    known = uplink > old or (carried >= FILLED * uplink and lost >= PACE_LOSS)
+    return uplink if known and not old / PACING_STAYS < uplink < old * PACING_STAYS else old
 
 
 def _congestion(paths: Sequence[_Known], daemons: Sequence[Daemon]) -> str:
