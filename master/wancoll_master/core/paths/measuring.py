@@ -13,7 +13,7 @@ from wancoll_master.plan.topology import SEARCHED
 WAIT = 1.0  # seconds that a group's start, or an admission, waits for a round trip
 BURST_WAIT = 2.5  # seconds more that the start of a group whose members are far apart waits for their uplinks
 SMALL = 8  # daemons up to which all paths are measured; beyond, those to 1, 2, 4, 8, ... (1, 4, 16, ...) places away
-BURST_BYTES = 32 * MIB
+BURST_BYTES = 128 * MIB  # at most: a burst ends when its speed grows no more
 BURST_BYTES_OF_MANY = 4 * MIB  # where there are more than SMALL
 AGAIN = 60.0  # seconds until a burst that told nothing is asked for again
 
