@@ -206,13 +206,9 @@ int wc_lane_attach_tls(wc_engine *engine, uint64_t link, uint32_t lane, wc_tls *
    shrinking; it stays the caller's. first: this end made it. Not for notes. EINVAL: the memory is of another kind. */
 enum { WC_PIPE_HEAD = 4096, WC_MOST_PIPE = 1 << 20 };
 int wc_lane_attach_pipe(wc_engine *engine, uint64_t link, uint32_t lane, int fd, int memory, int first, uint32_t checksums);
-/* How such a lane is, by its memory's first WC_PIPE_HEAD bytes, for the end that is the first, or the other one. */
-typedef struct {
-    uint64_t taken; /* bytes that the other end has read */
-    uint64_t held_back; /* that it has not, of a lane that waits for room; else 0 */
-    uint64_t came; /* bytes that the other end has written */
-} wc_pipe_view;
-void wc_pipe_look(const void *memory, int first, wc_pipe_view *out);
+/* By its memory's first WC_PIPE_HEAD bytes: how many bytes of the end that is the first, or the other one, its neighbour
+   says that it has read. */
+uint64_t wc_pipe_taken(const void *memory, int first);
 /* From now on the link is at `epoch`: frames of older epochs are drained and dropped, and so are parts of older epochs
    that wait (a frame that is half sent is completed from a private copy). Call it for every link of the group before
    posting the first op of the epoch. */

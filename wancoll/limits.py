@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import TypeVar
 
@@ -110,6 +111,7 @@ def format_size(nbytes: float, digits: int = 0) -> str:
     return f"{shown} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
 
 
+@cache  # to look it up takes a descriptor
 def package_version() -> str:
     """The version of the package that runs, as it is installed."""
     try:

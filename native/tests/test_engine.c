@@ -1463,12 +1463,66 @@ static void test_pipes_wake(void)
     close(memory);
 }
 
-/* A link of `engine` with one lane that is a pipe, whose other end is the caller's: the memory's halves, as in pipe.c. */
+/* What the first page has of a direction, as in pipe.c. */
 typedef struct {
     uint64_t written, gap0[7], read, gap1[7];
     uint32_t reader_waits, gap2[15], writer_waits, gap3[15];
 } half;
 
+/* Both ends of a pipe, and its first page. */
+static half *pipe_ends(uint64_t size, wc_stream ends[2])
+{
+    int pair[2], memory = pipe_memory(size);
+    must(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, pair) == 0, "socketpair");
+    for (int i = 0; i < 2; i++)
+        ends[i] = (wc_stream){.fd = pair[i], .pipe = wc_pipe_new(memory, pair[i], i == 0)};
+    half *page = mmap(NULL, WC_PIPE_HEAD, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);
+    must(page != MAP_FAILED, "mmap");
+    close(memory);
+    return page;
+}
+
+/* What an end has written before it ended is read; one that is full, and one that has nothing, has epoll wait. */
+static void test_ends_of_pipes(void)
+{
+    enum { SIZE = 4096 };
+    static uint8_t bytes[2 * SIZE];
+    wc_stream ends[2];
+    half *page = pipe_ends(SIZE, ends);
+    struct iovec piece = {bytes, sizeof bytes};
+    bool more;
+    CHECK(wc_stream_receive(&ends[1], &piece, 1, &more) == -1 && errno == EAGAIN);
+    CHECK(!(wc_stream_interest(&ends[1], true, false) & EPOLLOUT));
+    CHECK(wc_stream_send(&ends[0], &piece, 1) == SIZE);
+    CHECK(!(wc_stream_interest(&ends[0], false, true) & EPOLLOUT));
+    CHECK(wc_stream_send(&ends[0], &piece, 1) == -1 && errno == EAGAIN);
+    CHECK(!(wc_stream_interest(&ends[0], false, true) & EPOLLOUT));
+    CHECK(wc_pipe_taken(page, 1) == 0 && wc_pipe_taken(page, 0) == 0);
+    piece.iov_len = 100;
+    CHECK(wc_stream_receive(&ends[1], &piece, 1, &more) == 100 && more);
+    CHECK(wc_stream_interest(&ends[1], true, false) & EPOLLOUT); /* there may be more */
+    CHECK(wc_pipe_taken(page, 1) == 100 && wc_pipe_taken(page, 0) == 0);
+    CHECK(wc_stream_events(&ends[0], EPOLLIN) & EPOLLOUT && wc_stream_interest(&ends[0], false, true) & EPOLLOUT);
+    wc_stream_close(&ends[0], true);
+    for (int i = 0; i < 3; i++) /* a byte that wakes comes first, perhaps, and epoll would tell again */
+        wc_stream_events(&ends[1], EPOLLIN | EPOLLRDHUP);
+    piece.iov_len = sizeof bytes;
+    CHECK(wc_stream_receive(&ends[1], &piece, 1, &more) == SIZE - 100);
+    CHECK(wc_stream_receive(&ends[1], &piece, 1, &more) == 0);
+    wc_stream_close(&ends[1], true);
+    munmap(page, WC_PIPE_HEAD);
+    static const uint64_t impossible[] = {1, SIZE, 1ull << 40}; /* of what was read: nothing was written yet */
+    for (size_t i = 0; i < 3; i++) {
+        page = pipe_ends(SIZE, ends);
+        __atomic_store_n(&page[0].read, impossible[i], __ATOMIC_SEQ_CST);
+        CHECK(wc_stream_send(&ends[0], &piece, 1) == -1 && errno == EPROTO);
+        for (int k = 0; k < 2; k++)
+            wc_stream_close(&ends[k], true);
+        munmap(page, WC_PIPE_HEAD);
+    }
+}
+
+/* A link of `engine` with one lane that is a pipe, whose other end is the caller's. Returns the memory. */
 static half *raw_pipe(wc_engine *engine, uint64_t size, int *other)
 {
     int pair[2], memory = pipe_memory(size);
@@ -1519,10 +1573,10 @@ static void test_refused_pipes(void)
     static const int64_t sizes[] = {0, WC_PIPE_HEAD, WC_PIPE_HEAD + 4096, WC_PIPE_HEAD + 3 * 8192, WC_PIPE_HEAD + (4 << 20), 8192};
     must(wc_link_open(engine, RAW_LINK, 1, 1, 1) == 0, "link");
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
-        bool whole = sizes[i] == 8192; /* right but for the seal */
+        bool whole = sizes[i] == 8192; /* right but for the seal: it may shrink */
         int memory = memfd_create("pipe", MFD_CLOEXEC | MFD_ALLOW_SEALING), pair[2];
         must(ftruncate(memory, whole ? WC_PIPE_HEAD + 2 * 4096 : sizes[i]) == 0, "size");
-        must(whole || fcntl(memory, F_ADD_SEALS, F_SEAL_SHRINK) == 0, "seals");
+        must(fcntl(memory, F_ADD_SEALS, whole ? F_SEAL_GROW : F_SEAL_SHRINK) == 0, "seals");
         must(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, pair) == 0, "socketpair");
         CHECK(wc_lane_attach_pipe(engine, RAW_LINK, 0, pair[0], memory, 0, 1) < 0 && errno == EINVAL);
         char byte;
@@ -1575,6 +1629,7 @@ int main(void)
     test_sealed();
     test_pipes();
     test_pipes_wake();
+    test_ends_of_pipes();
     test_bad_pipes();
     test_refused_pipes();
     printf("%ld passed, %ld failed\n", passed, failed);

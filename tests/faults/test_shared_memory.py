@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 import os
+import random
 import signal
+import threading
 from collections.abc import Iterator
 
 import numpy as np
@@ -20,9 +24,11 @@ from tests.faults.support import (
     ranked,
     reduce_all,
     sums,
+    until_stopped,
     wait_until,
 )
 from wancoll.chaos import Cluster, in_threads
+from wancoll.native.engine import PIPE_HEAD
 from wancoll.process import is_stopped
 
 PEERS = 3
@@ -96,6 +102,48 @@ def test_a_neighbour_that_stands_still_costs_no_attempt(near: Cluster) -> None:
         check_agreed(outcomes, tensors)
         assert {outcome.receipt.attempts for outcome in outcomes if outcome.receipt is not None} == {1}
     close_all(comms)
+
+
+def test_daemons_of_other_hosts_have_none(near: Cluster) -> None:
+    """As far as their addresses say."""
+    with Cluster(2, fork=True, listen="127.0.0.{i}:0") as far:
+        comms = join(far, range(2))
+        reduce_all(comms, range(2), 1000)
+        assert lanes(far, 0)[0] > 0
+        assert lanes(far, 0)[1] == 0
+        close_all(comms)
+
+
+def change_bytes(pid: int, rng: random.Random, stop: threading.Event) -> None:
+    """In the memory of a daemon's lanes."""
+    while not stop.is_set():
+        with open(f"/proc/{pid}/maps") as file:
+            ranges = [line.split()[0] for line in file if "wancoll-lane" in line]
+        for at in ranges:
+            begin, end = (int(part, 16) for part in at.split("-"))
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/map_files/{at}", "r+b", buffering=0) as memory:
+                for _ in range(20 if end - begin > PIPE_HEAD else 0):
+                    with mmap.mmap(memory.fileno(), end - begin) as bytes_:
+                        bytes_[rng.randrange(PIPE_HEAD, end - begin)] ^= 1 << rng.randrange(8)
+                    stop.wait(0.0005)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may change another process's memory")
+def test_a_changed_byte_is_never_in_a_sum(near: Cluster, rng: random.Random) -> None:
+    """Nothing seals what is in memory: payloads have their checksums, also where keys were proved over TLS."""
+    for _ in range(2):
+        comms = join(near, range(PEERS), min_world=1)
+        reduce_all(comms, range(PEERS), 1000)
+        tensors, stop = [contribution(k, 4 * MIB) for k in range(PEERS)], threading.Event()
+        before = [tensor.copy() for tensor in tensors]
+        with until_stopped([threading.Thread(target=change_bytes, args=(near.pid(1), rng, stop))], stop):
+            outcomes = sums(comms, tensors).results()
+        for k, outcome in enumerate(outcomes):
+            if outcome.error is None:
+                check_agreed([outcome], [tensors[k]])
+            else:  # links that break again and again part them
+                assert (tensors[k] == before[k]).all()
+        close_all(comms)
 
 
 def test_links_that_are_cut_come_back(near: Cluster) -> None:

@@ -37,42 +37,44 @@ def test_a_link_shares_4_mib_at_most() -> None:
     assert [half_of(lanes) for lanes in (1, 2, 8)] == [1 * MIB, 1 * MIB, 256 * KIB]
 
 
-async def test_it_is_found_by_the_ports_address() -> None:
+async def test_it_is_found_by_the_daemons_name_and_port() -> None:
+    daemon = "d" * 200
     with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("0.0.0.0", 0)) as all_hosts:
-        listeners = listeners_beside([one, all_hosts])
+        listeners, ports = listeners_beside(daemon, [one, all_hosts]), [s.getsockname()[1] for s in (one, all_hosts)]
         assert len(listeners) == 2
         try:
-            for port in (one.getsockname()[1], all_hosts.getsockname()[1]):
-                stream = await connect_beside([f"127.0.0.1:{port}"])
+            for port in ports:
+                stream = await connect_beside(daemon, ["192.0.2.1:1", f"192.0.2.2:{port}"])
                 assert stream is not None
                 assert is_own(stream.socket)
                 await stream.aclose()
-            assert listeners_beside([one]) == []  # its name is taken: that daemon has lanes over TCP
+                assert await connect_beside("another", [f"192.0.2.1:{port}"]) is None
+            assert listeners_beside(daemon, [one]) == []  # its name is taken: that daemon has lanes over TCP
         finally:
             for listener in listeners:
                 listener.close()
-        assert await connect_beside([f"127.0.0.1:{one.getsockname()[1]}"]) is None
+        assert await connect_beside(daemon, [f"192.0.2.1:{ports[0]}"]) is None
 
 
-def _squat(port: int, ready: int) -> None:
+def _squat(listener: socket.socket, ready: int) -> None:
     os.setuid(NOBODY)
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(f"\0wancoll-lanes/127.0.0.1:{port}")
-    listener.listen()
+    [squatting] = listeners_beside("d", [listener])
     os.write(ready, b"1")
-    listener.accept()[0].recv(1)
+    squatting.accept()[0].recv(1)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 async def test_whom_another_user_answers_dials_over_tcp() -> None:
     reads, writes = os.pipe()
-    other = get_context("fork").Process(target=_squat, args=(1, writes))
+    listener = socket.create_server(("127.0.0.1", 0))
+    other = get_context("fork").Process(target=_squat, args=(listener, writes))
     other.start()
     try:
         assert os.read(reads, 1) == b"1"
-        assert await connect_beside(["127.0.0.1:1"]) is None
+        assert await connect_beside("d", [f"127.0.0.1:{listener.getsockname()[1]}"]) is None
     finally:
         other.join(10)
+        listener.close()
         os.close(reads)
         os.close(writes)
 
@@ -91,13 +93,16 @@ async def test_memory_is_shared() -> None:
     assert os.fstat(there.fd).st_size == PIPE_HEAD + 32 * KIB
     with pytest.raises(PermissionError):
         os.ftruncate(there.fd, 0)
+    before = len(os.listdir("/proc/self/fd"))
     for end in (here, there):
         end.watch()
-        view = end.view()
+        view = end.view(0, 0)
         assert view is not None
         assert (view.bytes_acked, view.backlog, view.unacked) == (0, 0, 0)
+    assert len(os.listdir("/proc/self/fd")) == before  # one each, which Python's mmap keeps
+    for end in (here, there):
         end.close()
-        assert end.view() is None
+        assert end.view(0, 0) is None
     assert await share(one, 0) is None
     assert await take_share(other, wanted=False, who="x") is None
     one.close()
@@ -123,23 +128,28 @@ async def test_what_is_not_as_agreed_is_refused_and_leaks_nothing(fds: int) -> N
 
 
 def test_it_is_seen_which_bytes_a_neighbour_leaves_in_memory() -> None:
-    """Those for which there was room are under way, as in a socket; others wait, and so does the lane."""
+    """Where there is no more room, that is: what is less is in the memory as in a socket at the other end."""
     mesh = Mesh(2, lanes=1, pair=socket.socketpair, memory=16 * KIB, workers=1)
     [memory] = mesh.memories
-    inputs = [np.full(MIB, rank + 1, np.int32) for rank in range(2)]
-    results = [np.zeros(MIB, np.int32) for _ in range(2)]
+
+    def sent() -> int:
+        return statistics(mesh.engines[1], 100).bytes_sent
 
     def look() -> tuple[int, int]:
-        view = memory.view()
+        view = memory.view(sent(), 0)
         assert view is not None
         return view.bytes_acked, view.backlog
 
     memory.watch()
     assert look() == (0, 0)
-    mesh.post(1, 1, inputs[1], results[1], DType.int32, ReduceOp.sum)
-    wait_until(lambda: look()[1] >= 16 * KIB - 64)  # rank 0 has read one header
-    assert look()[0] <= 64
-    mesh.post(0, 1, inputs[0], results[0], DType.int32, ReduceOp.sum)
-    wait_until(lambda: look() == (statistics(mesh.engines[1], 100).bytes_sent, 0))
-    wait_until(lambda: all((result == 3).all() for result in results))
+    for seq, (count, held_back) in enumerate([(1000, 0), (MIB, 16 * KIB)], 1):
+        inputs = [np.full(count, rank + 1, np.int32) for rank in range(2)]
+        results = [np.zeros(count, np.int32) for _ in range(2)]
+        before = sent()
+        mesh.post(1, seq, inputs[1], results[1], DType.int32, ReduceOp.sum)
+        wait_until(lambda before=before, held_back=held_back: sent() > before and look()[1] == held_back)
+        assert before <= look()[0] <= before + 64  # rank 0 has read a header, which waits
+        mesh.post(0, seq, inputs[0], results[0], DType.int32, ReduceOp.sum)
+        wait_until(lambda: look() == (sent(), 0))
+        wait_until(lambda results=results: all((result == 3).all() for result in results))
     mesh.close()

@@ -26,7 +26,7 @@ DIGEST_BLOCK = BLOCK
 SEGMENT = 512 * KIB
 STRIPE = 256 * KIB
 NOTE_BYTES = 128
-PIPE_HEAD = lib.WC_PIPE_HEAD  # bytes of a lane's shared memory that look_at_pipe reads
+PIPE_HEAD = lib.WC_PIPE_HEAD  # bytes of a lane's shared memory that taken_from_pipe reads
 _EVENTS_AT_ONCE = 64
 
 
@@ -163,14 +163,9 @@ def _set_place(place: Place, out: c.Place) -> None:
     out.buffer, out.offset, out.encoded = int(place.buffer), place.offset, int(place.encoded)
 
 
-def look_at_pipe(memory: mmap.mmap, *, first: bool) -> tuple[int, int, int]:
-    """How a lane through memory is, by its first PIPE_HEAD bytes: see wc_pipe_view in engine.h.
-
-    Returns: bytes that the other end has taken, that it has not while this end waits for room, and that it has sent.
-    """
-    view = ffi.new("wc_pipe_view *")
-    lib.wc_pipe_look(ffi.from_buffer(memory), int(first), view)
-    return view.taken, view.held_back, view.came
+def taken_from_pipe(memory: mmap.mmap, *, first: bool) -> int:
+    """How many bytes the other end of a lane says that it has read, by the first PIPE_HEAD bytes of its memory."""
+    return lib.wc_pipe_taken(ffi.from_buffer(memory), int(first))
 
 
 class Engine:

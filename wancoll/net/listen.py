@@ -24,6 +24,7 @@ from wancoll.net.unix import is_served, peer_credentials
 log = structlog.get_logger("wancoll.net")
 
 _BACKLOG = 1024
+_AT_ONCE = 4  # connections that one round takes
 _FULL, _FULL_PAUSE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS), 0.1  # seconds
 _UNUSABLE = errno.EBADF, errno.EINVAL, errno.ENOTSOCK
 _IPV6_NETWORK_BITS = 64  # what one host, or one customer, has at least
@@ -83,9 +84,9 @@ async def serve_connections(
 ) -> None:
     """Task: give each connection to *handler*, in a task of its own, and close it after that; until cancelled.
 
-    All that wait are taken at once, and who is not let in is closed before anything is made for it: else whoever is
-    known waits behind strangers in the kernel's queue, of which no rule of ours knows (trio.serve_listeners takes one
-    in each round).
+    Who is not let in is closed at once, before anything is made for it: else whoever is known waits behind strangers in
+    the kernel's queue, of which no rule of ours knows. Of the others a few are taken in each round of trio: the queue
+    holds those who dial back while others are in their handshakes.
     """
     async with trio.open_nursery() as nursery:
         for one in listeners:
@@ -101,7 +102,8 @@ async def _serve_one(
 ) -> None:
     while True:
         await trio.lowlevel.wait_readable(listener)
-        for _ in range(_BACKLOG):
+        taken = 0
+        while taken < _AT_ONCE:
             try:
                 connection, _ = listener.accept()
             except BlockingIOError:
@@ -115,6 +117,7 @@ async def _serve_one(
                     break
                 continue  # that one is gone
             if lets_in(connection):
+                taken += 1
                 nursery.start_soon(_handle, trio.SocketStream(trio.socket.from_stdlib_socket(connection)), handler)
             else:
                 connection.close()

@@ -27,7 +27,7 @@ class PeerConfig:
             reaches the master.
         name: This daemon's id, unique under its master. Empty: the host name and a random part.
         site: A label that peers close to each other share (a data centre, a rack): hierarchical algorithms reduce
-            within a site before bytes cross to others. Empty: a site of its own.
+            within a site before bytes cross to others. Empty: its machine.
         join: Token of the master, as it printed it: then all that this daemon says to it, and to other daemons, goes
             over TLS. It names the master, too, unless --master does. WANCOLL_JOIN shows it to fewer.
         insecure: In clear also with a master, or a --listen, beyond loopback: whoever reaches the ports can read and

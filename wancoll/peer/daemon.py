@@ -585,15 +585,15 @@ async def serve(
     workers = config.workers or max(1, min(THREADS, resources.cores() // 2))
     metrics = listeners_for("metrics", config.metrics, config.metrics_token, "wancoll.metrics.port")
     data_sockets = open_listeners(config.listen)
-    beside = listeners_beside(data_sockets) if config.shared_memory else []
     local_socket = claim_socket(path)
-    incarnation = secrets.randbits(63)
+    incarnation, beside = secrets.randbits(63), list[socket.socket]()
     life, ended = process_lock.begin(incarnation, config.limits.master_grace)
     try:
         holding = contextlib.nullcontext() if wallet is None else wallet.held(f"at {path}, process {os.getpid()}")
         with holding, Engine(workers=workers) as engine, contextlib.closing(Hot()) as hot:
             name = config.name or (wallet.name if wallet is not None else "")
             name = name or f"{socket.gethostname()[:60]}-{secrets.token_hex(3)}"
+            beside = listeners_beside(name, data_sockets) if config.shared_memory else []
             async with trio.open_nursery() as nursery:
                 daemon = Daemon(config, name, incarnation, ended, engine, hot, data_sockets[0], nursery, stop, wallet)
                 nursery.start_soon(daemon.watch_engine)

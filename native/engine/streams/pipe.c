@@ -222,13 +222,8 @@ bool wc_pipe_asked(const wc_pipe *pipe)
     return pipe->asked;
 }
 
-void wc_pipe_look(const void *memory, int first, wc_pipe_view *out)
+uint64_t wc_pipe_taken(const void *memory, int first)
 {
-    const wc_half *halves = memory, *mine = &halves[first ? 0 : 1], *theirs = &halves[first ? 1 : 0];
-    uint64_t taken = atomic_load(&mine->read), left = atomic_load(&mine->written) - taken;
-    *out = (wc_pipe_view){
-        .taken = taken,
-        .held_back = atomic_load(&mine->writer_waits) ? left : 0,
-        .came = atomic_load(&theirs->written),
-    };
+    const wc_half *halves = memory;
+    return atomic_load(&halves[first ? 0 : 1].read);
 }

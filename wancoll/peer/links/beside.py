@@ -1,16 +1,18 @@
 """Lanes between daemons of one user on one machine: they meet at a unix socket, and bytes go through shared memory.
 
-Beside each port for lanes a daemon listens at an abstract unix socket that is named after it: a name that means this
-machine alone, or this container where it has a network of its own. Whoever dials an address of its own host tries that
-first. The handshake is the same as over TCP, with TLS and proof of keys where lanes are sealed; after it the dialler
-sends one byte in clear, with a memfd for a lane that carries data, and from then on the lane is not encrypted: who
-could read it could read the daemons' memory.
+Beside each port for lanes a daemon listens at an abstract unix socket that is named after the daemon and the port: a
+name that means this machine alone, or this container where it has a network of its own. Whoever dials a daemon with an
+address of its own host tries that first, and TCP where nobody, or not that daemon, answers there. The handshake is the
+same as over TCP, with TLS and proof of keys where lanes are sealed; after it the dialler sends one byte in clear, with
+a memfd for a lane that carries data, and from then on the lane is not encrypted: who could read it could read the
+daemons' memory.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import mmap
 import os
 import socket
@@ -23,7 +25,7 @@ import trio
 from wancoll.errors import ProtocolError
 from wancoll.limits import KIB, MIB
 from wancoll.local import split_address
-from wancoll.native.engine import PIPE_HEAD, look_at_pipe
+from wancoll.native.engine import PIPE_HEAD, taken_from_pipe
 from wancoll.net.unix import peer_credentials
 from wancoll.peer.core.paths.tcpinfo import TcpInfo
 
@@ -32,25 +34,25 @@ log = structlog.get_logger("wancoll.links")
 _OF_A_PAIR = 4 * MIB  # memory that the lanes of a link share, at most
 _HALF = 8 * KIB, 1 * MIB  # bytes of a lane each way: at least, with 256 lanes, and at most
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-_ALL_HOSTS = ("0.0.0.0", "::", "")
 _DESCRIPTOR = 4  # bytes
 
 
-def _name(host: str, port: int) -> str:
-    return f"\0wancoll-lanes/{'*' if host in _ALL_HOSTS else host}:{port}"
+def _name(daemon: str, port: int) -> bytes:
+    named = hashlib.sha256(daemon.encode()).hexdigest()[:32]  # a name of a daemon may be longer than one of a socket
+    return f"\0wancoll-lanes/{named}:{port}".encode()
 
 
-def listeners_beside(data_sockets: Iterable[socket.socket]) -> list[socket.socket]:
-    """A unix socket that listens for each name of the daemon's ports for lanes; where one is taken, none."""
+def listeners_beside(daemon: str, data_sockets: Iterable[socket.socket]) -> list[socket.socket]:
+    """A unix socket that listens for each of the *daemon*'s ports for lanes; where its name is taken, none."""
     made = []
-    for name in dict.fromkeys(_name(*one.getsockname()[:2]) for one in data_sockets):
+    for name in dict.fromkeys(_name(daemon, one.getsockname()[1]) for one in data_sockets):
         listener = socket.socket(socket.AF_UNIX)
         try:
             listener.bind(name)
             listener.listen(socket.SOMAXCONN)
         except OSError as bad:
             listener.close()
-            log.info("no lanes through shared memory", name=name[1:], reason=str(bad))
+            log.info("no lanes through shared memory", name=name[1:].decode(), reason=str(bad))
         else:
             made.append(listener)
     return made
@@ -62,17 +64,15 @@ def is_own(sock: Any) -> bool:
     return user == os.geteuid()
 
 
-async def connect_beside(addresses: Sequence[str]) -> trio.SocketStream | None:
-    """A connection to the daemon at *addresses*, "host:port", if it listens beside its port; else None."""
-    for address in addresses:
-        host, port = split_address(address)
-        for name in (_name(host, port), _name("", port)):
-            sock = trio.socket.socket(socket.AF_UNIX)
-            with contextlib.suppress(OSError):
-                await sock.connect(name)
-                if is_own(sock):
-                    return trio.SocketStream(sock)
-            sock.close()
+async def connect_beside(daemon: str, addresses: Sequence[str]) -> trio.SocketStream | None:
+    """A connection to the *daemon* at *addresses*, "host:port", if it listens beside one of these ports; else None."""
+    for port in dict.fromkeys(split_address(address)[1] for address in addresses):
+        sock = trio.socket.socket(socket.AF_UNIX)
+        with contextlib.suppress(OSError):
+            await sock.connect(_name(daemon, port))
+            if is_own(sock):
+                return trio.SocketStream(sock)
+        sock.close()
     return None
 
 
@@ -96,6 +96,7 @@ class Memory:
     def __init__(self, fd: int, *, first: bool) -> None:
         self.fd, self.first = fd, first
         self._page: mmap.mmap | None = None
+        self._half = 0
 
     @classmethod
     def new(cls, half: int) -> Memory:
@@ -110,17 +111,22 @@ class Memory:
         return made
 
     def watch(self) -> None:
-        """Keep the page, and no descriptor. Raises OSError: it is not to be had."""
+        """Keep the page, and one descriptor, that of mmap. Raises OSError: it is not to be had."""
+        self._half = (os.fstat(self.fd).st_size - PIPE_HEAD) // 2
         self._page = mmap.mmap(self.fd, PIPE_HEAD)
         os.close(self.fd)
         self.fd = -1
 
-    def view(self) -> TcpInfo | None:
-        """The lane, as the kernel tells of a TCP connection: bytes are held back while it waits for room."""
+    def view(self, sent: int, received: int) -> TcpInfo | None:
+        """The lane, as the kernel tells of a TCP connection: bytes are held back while there is no room.
+
+        *sent*, *received*: bytes, as the engine counts them; the other end may write anything into the page.
+        """
         if self._page is None:
             return None
-        taken, held_back, came = look_at_pipe(self._page, first=self.first)
-        return TcpInfo(0.0, 0.0, 0.0, True, taken, 0, 0, 0.0, held_back, segments_in=came + taken)
+        taken = min(sent, taken_from_pipe(self._page, first=self.first))
+        held_back = sent - taken if sent - taken >= self._half else 0
+        return TcpInfo(0.0, 0.0, 0.0, True, taken, 0, 0, 0.0, held_back, segments_in=received + taken)
 
     def close(self) -> None:
         """Let go of it. Idempotent."""

@@ -42,8 +42,8 @@ _FULL_PACKET = 64 * KIB  # bytes that are read of it, at most
 class Watched(Protocol):
     """What is seen of a lane that the engine has."""
 
-    def view(self) -> TcpInfo | None:
-        """The kernel's view of it, or what stands for that; None: there is none."""
+    def view(self, sent: int, received: int) -> TcpInfo | None:
+        """The kernel's view of it, or what stands for that, by bytes that the engine counts; None: there is none."""
 
     def close(self) -> None:
         """Look no more."""
@@ -56,7 +56,7 @@ class WatchedSocket:
         self._socket = socket.socket(fileno=fd)
         self.close = self._socket.close
 
-    def view(self) -> TcpInfo | None:
+    def view(self, sent: int, received: int) -> TcpInfo | None:
         """See Watched."""
         return kernel_view(self._socket)
 
@@ -74,6 +74,11 @@ class Connection:
 
     key: bytes | None = None  # public, that the other end has proved
     sealed = False
+
+    @property
+    def checks(self) -> bool:
+        """Whether it finds by itself what is changed on the way: TLS does, as long as bytes go through it."""
+        return self.sealed and not beside.is_beside(self.socket)
 
     def __init__(self, stream: trio.SocketStream) -> None:
         self.socket = stream.socket
@@ -242,16 +247,19 @@ class Connector:
         """Connect, and no more: nobody has said who is there. Raises DialFailed: nobody answers."""
         return await dial(addresses, within, near_only=self._near_only)
 
-    async def dial(self, addresses: Sequence[str], key: bytes, within: float, *, near: bool = False) -> Connection:
+    async def dial(self, addresses: Sequence[str], key: bytes, within: float, *, near: str = "") -> Connection:
         """Connect to a daemon, which proves its public *key* where connections are sealed.
 
-        *near*: it is on this machine, so first beside its port.
+        *near*: its name, to connect beside its port, on this machine, and nowhere else.
 
         Raises:
             DialFailed: it did not come through.
         """
-        stream = await beside.connect_beside(addresses) if near else None
-        if stream is None:
+        if near:
+            stream = await beside.connect_beside(near, addresses)
+            if stream is None:
+                raise DialFailed(f"{near} does not listen on this machine")
+        else:
             stream = await self.open(addresses, within)
         if self._sealing is None:
             return Connection(stream)

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from wancoll.errors import ConfigError, ProtocolError
 from wancoll.limits import PROTOCOL_VERSION
 from wancoll.local import split_address
-from wancoll.native.engine import Engine
+from wancoll.native.engine import Engine, LaneStatistics
 from wancoll.net.contain import contained
 from wancoll.net.dial import DialFailed
 from wancoll.net.hot import Hot
@@ -28,6 +28,7 @@ from wancoll.peer.config import PeerConfig
 from wancoll.peer.core import links as core
 from wancoll.peer.core.links import Link, Links, MemberLinks
 from wancoll.peer.core.liveness.stalls import LaneLook, look_again
+from wancoll.peer.core.paths.tcpinfo import TcpInfo
 from wancoll.peer.links.beside import Memory, half_of
 from wancoll.peer.links.connections import Connection, Connector, Watched
 from wancoll.peer.links.lanes import greet, tune
@@ -110,10 +111,7 @@ class LinkHub:
         ]
 
     def counts(self) -> dict[str, int]:
-        """Links in the engine, their lanes, those of them through memory, and tasks that raise or accept some.
-
-        A lane has two descriptors; one through memory has one.
-        """
+        """Links in the engine, their lanes (two descriptors each), those through memory; tasks that raise or accept."""
         links = self._core.open().values()
         watched = [one for lanes in self._watched.values() for one in lanes.values()]
         return {
@@ -134,7 +132,8 @@ class LinkHub:
         daemon, watched = self._leads_to.get(number), self._watched.get(number)
         if self.traffic is None or daemon is None or watched is None:
             return None
-        lanes = ((self._engine.statistics(number, lane), one.view()) for lane, one in watched.items())
+        counts = {lane: self._engine.statistics(number, lane) for lane in watched}
+        lanes = ((found, _seen(watched[lane], found)) for lane, found in counts.items())
         return daemon, self.traffic.look(number, daemon, lanes)
 
     def looks(self) -> dict[int, dict[int, LaneLook]]:
@@ -148,7 +147,7 @@ class LinkHub:
             counts = self._engine.statistics(number, lane)
             if counts is not None:
                 moved = counts.bytes_received, counts.bytes_sent, counts.parked
-                found[lane] = look_again(before.get(lane), *moved, watched[lane].view if lane in watched else _unseen)
+                found[lane] = look_again(before.get(lane), *moved, partial(_seen, watched.get(lane), counts))
         return found
 
     # ---- the core ------------------------------------------------------------------------------------
@@ -314,21 +313,43 @@ class LinkHub:
         other, limit = what.other, self._limits.connect_timeout
         try:
             with trio.fail_after(limit):
-                near, half = self._is_near(what.number), self._half(what.number, hello.lane)
-                connection = await self.connector.dial(other.addresses, other.key, limit, near=near)
-                hello = replace(hello, checksums=self._config.checksum and not connection.sealed)
-                answer = await _greet_or_close(connection, hello, f"{other.name} at {other.addresses[0]}", half)
+                connection, answer = await self._reach(what, hello)
         except DialFailed as bad:
             self.step(core.Broken(what.number, str(bad)))
         except trio.TooSlowError:
             self.step(core.Broken(what.number, f"{other.addresses[0]}: no answer within {limit:.1f} s"))
         else:
-            if answer.daemon == other.daemon:
-                self._hand_over(what.number, hello.lane, connection, answer.checksums)
-            else:
-                connection.close()
-                reason = f"{other.addresses[0]}: expected daemon {other.daemon}, got {answer.daemon}"
-                self.step(core.Broken(what.number, reason))
+            self._hand_over(what.number, hello.lane, connection, answer.checksums)
+
+    async def _reach(self, what: core.Dial, hello: m.LaneHello) -> tuple[Connection, m.LaneWelcome]:
+        """A lane to the other daemon, and its answer: beside its port where it may be on this machine, else over TCP.
+
+        Raises:
+            DialFailed: it did not come through.
+        """
+        if self._is_near(what.number):
+            try:
+                return await self._greet(what, hello, what.other.daemon)
+            except DialFailed as bad:
+                log.debug("not on this machine", other=what.other.name, reason=str(bad))
+        return await self._greet(what, hello, "")
+
+    async def _greet(self, what: core.Dial, hello: m.LaneHello, near: str) -> tuple[Connection, m.LaneWelcome]:
+        other, who = what.other, f"{what.other.name} at {what.other.addresses[0]}"
+        connection = await self.connector.dial(other.addresses, other.key, self._limits.connect_timeout, near=near)
+        try:
+            hello = replace(hello, checksums=self._config.checksum and not connection.checks)
+            answer = await greet(connection, hello, who)
+            if answer.daemon != other.daemon:
+                raise DialFailed(f"{other.addresses[0]}: expected daemon {other.daemon}, got {answer.daemon}")
+            await connection.share(self._half(what.number, hello.lane))
+        except OSError as bad:
+            connection.close()
+            raise DialFailed(f"{who}: {bad}") from bad
+        except BaseException:
+            connection.close()
+            raise
+        return connection, answer
 
     # ---- accepting -----------------------------------------------------------------------------------
 
@@ -373,7 +394,7 @@ class LinkHub:
                 case core.Refuse(_, reason):
                     await connection.say(m.LaneRefused(reason))
                 case core.Welcome(_, number, lane):
-                    checksums = (hello.checksums or self._config.checksum) and not connection.sealed
+                    checksums = (hello.checksums or self._config.checksum) and not connection.checks
                     await connection.say(m.LaneWelcome(self._daemon, checksums))
                     await connection.take_share(who, wanted=self._half(number, lane) > 0)
                     self._hand_over(number, lane, connection, checksums)
@@ -390,18 +411,8 @@ def _hosts(addresses: Iterable[str]) -> set[str]:
     return {split_address(address)[0] for address in addresses}
 
 
-def _unseen() -> None:
-    """A view of a lane for which no descriptor was left."""
-
-
-async def _greet_or_close(connection: Connection, hello: m.LaneHello, who: str, half: int) -> m.LaneWelcome:
-    try:
-        answer = await greet(connection, hello, who)
-        await connection.share(half)
-        return answer
-    except OSError as bad:
-        connection.close()
-        raise DialFailed(f"{who}: {bad}") from bad
-    except BaseException:
-        connection.close()
-        raise
+def _seen(watched: Watched | None, counts: LaneStatistics | None) -> TcpInfo | None:
+    """What is seen of a lane besides the engine's *counts*; None: no descriptor was left for it."""
+    if watched is None or counts is None:
+        return None
+    return watched.view(counts.bytes_sent, counts.bytes_received)
