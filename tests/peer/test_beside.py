@@ -28,13 +28,16 @@ from wancoll.peer.links.beside import (
 NOBODY = 65534
 
 
-def test_a_link_shares_4_mib_at_most() -> None:
-    for lanes in range(1, DEFAULT.max_lanes + 1):
-        half = half_of(lanes)
-        assert half & (half - 1) == 0
-        assert 2 * half * lanes <= 4 * MIB
-        assert half >= 8 * KIB
-    assert [half_of(lanes) for lanes in (1, 2, 8)] == [1 * MIB, 1 * MIB, 256 * KIB]
+def test_a_link_shares_4_mib_at_most_and_a_member_32() -> None:
+    for members in (2, 3, 8, 64, 1024):
+        for lanes in range(1, DEFAULT.max_lanes + 1):
+            half = half_of(lanes, members)
+            assert half & (half - 1) == 0
+            assert 8 * KIB <= half <= 1 * MIB
+            assert 2 * half * lanes <= 4 * MIB
+            assert 2 * half * lanes * members <= 32 * MIB or half == 8 * KIB
+    assert [half_of(lanes, 2) for lanes in (1, 2, 8)] == [1 * MIB, 1 * MIB, 256 * KIB]
+    assert [half_of(1, members) for members in (8, 32, 1024)] == [1 * MIB, 512 * KIB, 16 * KIB]
 
 
 async def test_it_is_found_by_the_daemons_name_and_port() -> None:

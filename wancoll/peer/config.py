@@ -34,7 +34,8 @@ class PeerConfig:
             change everything. For a network that is private already. The master needs it, too.
         state: Folder of this daemon's key, for this user and this daemon alone. Empty: one for each
             machine's --socket, in wancoll in $XDG_STATE_HOME or ~/.local/state.
-        lanes: TCP connections to each other peer. A group uses the smallest number that a member states.
+        lanes: TCP connections to each other peer; within a machine one for each thread of an operation. A group uses
+            the smallest number that a member states.
         max_lanes: TCP connections to each other peer up to which the master may go where more of them carry more. A
             group uses the smallest number that a member states; not above --lanes: never.
         measure: Measure paths to other machines, for the master's plans. Short probes while nothing runs.

@@ -31,7 +31,7 @@ from wancoll.peer.core.paths.tcpinfo import TcpInfo
 
 log = structlog.get_logger("wancoll.links")
 
-_OF_A_PAIR = 4 * MIB  # memory that the lanes of a link share, at most
+_OF_A_LINK, _OF_A_MEMBER = 4 * MIB, 32 * MIB  # memory that lanes share, at most, where there are few lanes
 _HALF = 8 * KIB, 1 * MIB  # bytes of a lane each way: at least, with 256 lanes, and at most
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _DESCRIPTOR = 4  # bytes
@@ -81,10 +81,10 @@ def is_beside(sock: Any) -> bool:
     return bool(sock.family == socket.AF_UNIX)
 
 
-def half_of(lanes: int) -> int:
-    """Bytes of a lane each way: a power of two."""
-    share = max(1, _OF_A_PAIR // (2 * lanes))
-    return min(max(1 << (share.bit_length() - 1), _HALF[0]), _HALF[1])
+def half_of(lanes: int, members: int) -> int:
+    """Bytes of a lane each way, in a group of so many *members*: a power of two."""
+    share = min(_OF_A_LINK, _OF_A_MEMBER // members) // (2 * lanes)
+    return min(max(1 << share.bit_length() >> 1, _HALF[0]), _HALF[1])
 
 
 class Memory:

@@ -295,8 +295,8 @@ class LinkHub:
         link = self._core.open().get(number)
         if link is None or link.owner.epoch is None:
             return 0
-        lanes = link.owner.epoch.plan.lanes
-        return half_of(lanes) if lane < lanes else 0
+        epoch = link.owner.epoch
+        return half_of(epoch.plan.lanes, len(epoch.members)) if lane < epoch.plan.lanes else 0
 
     # ---- dialling ------------------------------------------------------------------------------------
 
