@@ -103,7 +103,9 @@ async def _serve_one(
     while True:
         await trio.lowlevel.wait_readable(listener)
         taken = 0
-        while taken < _AT_ONCE:
+        for _ in range(_BACKLOG):
+            if taken == _AT_ONCE:
+                break
             try:
                 connection, _ = listener.accept()
             except BlockingIOError:

@@ -67,12 +67,12 @@ def is_own(sock: Any) -> bool:
 async def connect_beside(daemon: str, addresses: Sequence[str]) -> trio.SocketStream | None:
     """A connection to the *daemon* at *addresses*, "host:port", if it listens beside one of these ports; else None."""
     for port in dict.fromkeys(split_address(address)[1] for address in addresses):
-        sock = trio.socket.socket(socket.AF_UNIX)
-        with contextlib.suppress(OSError):
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+            sock = stack.enter_context(trio.socket.socket(socket.AF_UNIX))
             await sock.connect(_name(daemon, port))
             if is_own(sock):
+                stack.pop_all()
                 return trio.SocketStream(sock)
-        sock.close()
     return None
 
 
