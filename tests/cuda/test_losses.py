@@ -33,7 +33,7 @@ from tests.faults.support import (
     total,
 )
 from wancoll.chaos import Cluster, in_threads
-from wancoll.errors import OutcomeUnknown, TimeoutError
+from wancoll.errors import OutcomeUnknown, PeerDaemonLost, TimeoutError
 
 COUNT = 1 << 18
 MOMENTS = ("", "on_post", "mid_op", "before_done", "after_done", "before_commit", "after_commit")  # "": at random
@@ -81,10 +81,12 @@ def lose_a_daemon(cluster: Cluster, gpu: Any, rng: random.Random) -> None:
     for k, (outcome, snapshot) in enumerate(running.results()):
         if outcome.receipt is None:
             assert k == victim, (k, outcome.error)
-            assert isinstance(outcome.error, OutcomeUnknown), outcome.error
+            assert isinstance(outcome.error, OutcomeUnknown | PeerDaemonLost), outcome.error
         check(k, tensors[k], outcome, snapshot)
     receipts = [outcome.receipt for outcome, _ in running.results() if outcome.receipt is not None]
     assert len({receipt.contributors for receipt in receipts}) == 1
+    if isinstance(running.results()[victim][0].error, PeerDaemonLost):  # it died before the call: nothing was sent
+        assert f"m{victim}" not in receipts[0].contributors
     assert gpu.waiting() == 0
     assert cluster.wait(victim) == -signal.SIGKILL  # after_commit may come after all receipts
     close_all(comms)
