@@ -32,9 +32,7 @@ class Limits:
     handshake_timeout: float = 5.0  # a connection that has not said a valid hello by then is closed
     handshake_least: float = 0.25  # for so long it gives way to nobody, unless its address has too many of them
     handshake_bytes: int = 64 * KIB  # largest first message of a connection to a master, far above any Hello
-    strangers: float = (
-        250.0  # a second, from addresses that are not known, over TLS: a quarter of a core for handshakes
-    )
+    strangers: float = 250.0  # a second, over TLS, from addresses that are not known: a quarter of a core
     pending_connections: int = 256  # connections to one listener that may be in their handshake at once
     send_queue_messages: int = 4096  # unsent messages per connection before it is closed
     send_queue_bytes: int = 256 * MIB  # unsent over all of a master's connections before the one with most is closed

@@ -9,6 +9,7 @@ import os
 import shutil
 import stat
 import tempfile
+from collections.abc import Iterable
 
 from wancoll.errors import ConfigError
 
@@ -175,6 +176,11 @@ def split_addresses(text: str, *, what: str = "addresses", default_port: int | N
     if not all(host for host, _ in found):
         raise ConfigError(f"{what} cannot be read", expected="host:port, with a host to dial in each", got=repr(text))
     return list(found)
+
+
+def hosts_of(addresses: Iterable[str]) -> set[str]:
+    """The hosts of "host:port" addresses."""
+    return {split_address(address)[0] for address in addresses}
 
 
 def join_address(host: str, port: int) -> str:

@@ -124,8 +124,7 @@ class Server:
         self._trust_asked = 0  # the write that gate.settle() waits for
         self._numbers = itertools.count(1)
         limits = config.limits
-        greeting = limits.pending_connections, limits.handshake_timeout, limits.handshake_least
-        self._greeting = Handshakes(*greeting, limits.strangers if gate is not None else inf)
+        self._greeting = Handshakes.of_port(limits, sealed=gate is not None)
         self._lookups: dict[str, trio.CapacityLimiter] = {}  # by daemon: a thread may outlive who waits for it
         self._leaving = Handshakes(limits.pending_connections, LINGER)  # strangers that have yet to read their answer
         self._strangers: set[int] = set()  # connections on which no daemon has introduced itself

@@ -1413,6 +1413,25 @@ static void test_pipes(void)
     piping = 0;
 }
 
+/* What the first page has of a direction, as in pipe.c. */
+typedef struct {
+    uint64_t written, gap0[7], read, gap1[7];
+    uint32_t reader_waits, gap2[15], writer_waits, gap3[15];
+} half;
+
+/* Both ends of a pipe, and its first page. */
+static half *pipe_ends(uint64_t size, wc_stream ends[2])
+{
+    int pair[2], memory = pipe_memory(size);
+    must(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, pair) == 0, "socketpair");
+    for (int i = 0; i < 2; i++)
+        ends[i] = (wc_stream){.fd = pair[i], .pipe = wc_pipe_new(memory, pair[i], i == 0)};
+    half *page = mmap(NULL, WC_PIPE_HEAD, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);
+    must(page != MAP_FAILED, "mmap");
+    close(memory);
+    return page;
+}
+
 /* One end of a pipe that sends numbers and hears them back, each as soon as it can. */
 typedef struct {
     wc_stream stream;
@@ -1444,13 +1463,12 @@ static void *speak(void *argument)
 static void test_pipes_wake(void)
 {
     enum { TURNS = 30000 };
-    int pair[2], memory = pipe_memory(4096);
+    wc_stream streams[2];
+    half *page = pipe_ends(4096, streams);
     speaker ends[2];
     pthread_t threads[2];
-    must(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, pair) == 0, "socketpair");
     for (int i = 0; i < 2; i++) {
-        wc_stream stream = {.fd = pair[i], .pipe = wc_pipe_new(memory, pair[i], i == 0)};
-        ends[i] = (speaker){.stream = stream, .begins = i == 0, .turns = TURNS};
+        ends[i] = (speaker){.stream = streams[i], .begins = i == 0, .turns = TURNS};
         must(pthread_create(&threads[i], NULL, speak, &ends[i]) == 0, "thread");
     }
     for (int i = 0; i < 2; i++) {
@@ -1459,26 +1477,7 @@ static void test_pipes_wake(void)
     }
     for (int i = 0; i < 2; i++)
         wc_stream_close(&ends[i].stream, true);
-    close(memory);
-}
-
-/* What the first page has of a direction, as in pipe.c. */
-typedef struct {
-    uint64_t written, gap0[7], read, gap1[7];
-    uint32_t reader_waits, gap2[15], writer_waits, gap3[15];
-} half;
-
-/* Both ends of a pipe, and its first page. */
-static half *pipe_ends(uint64_t size, wc_stream ends[2])
-{
-    int pair[2], memory = pipe_memory(size);
-    must(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, pair) == 0, "socketpair");
-    for (int i = 0; i < 2; i++)
-        ends[i] = (wc_stream){.fd = pair[i], .pipe = wc_pipe_new(memory, pair[i], i == 0)};
-    half *page = mmap(NULL, WC_PIPE_HEAD, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);
-    must(page != MAP_FAILED, "mmap");
-    close(memory);
-    return page;
+    munmap(page, WC_PIPE_HEAD);
 }
 
 /* What an end has written before it ended is read; one that is full, and one that has nothing, has epoll wait. */

@@ -321,6 +321,33 @@ def killed_by_failpoint(cluster: Cluster, i: int, timeout: float = 10.0) -> None
     assert cluster.wait(i, timeout) == -signal.SIGKILL
 
 
+def one_of_three_dies(cluster: Cluster, point: str, count: int, meanwhile: Callable[[], bool] = lambda: True) -> None:
+    """Daemon 1 of three dies at this failpoint, in a sum of a group that has run one: the others commit right sums.
+
+    *meanwhile* has to hold once the group has run.
+    """
+    comms = join(cluster, range(3))
+    reduce_all(comms, range(3), count)
+    assert meanwhile()
+    tensors = [contribution(k, count) for k in range(3)]
+    cluster.failpoint(1, point, "kill")
+    running = sums(comms, tensors)
+    killed_by_failpoint(cluster, 1, BUSY)
+    outcomes = running.results()
+    left = [0, 2]
+    agreed = check_agreed([outcomes[k] for k in left], [tensors[k] for k in left])
+    assert set(agreed) >= {"m0", "m2"}
+    close_all(comms)
+    cluster.restart_peer(1)
+
+
+def bits_of_sum(comms: Sequence[Any], tensors: Sequence[np.ndarray]) -> set[bytes]:
+    """The bytes that members have of the sum of these, which stay as they are."""
+    mine = [tensor.copy() for tensor in tensors]
+    in_threads(lambda k: comms[k].all_reduce(mine[k], op="sum"), len(comms), 30)
+    return {tensor.tobytes() for tensor in mine}
+
+
 def stands_still(pid: int) -> bool:
     """Whether the process has been stopped (SIGSTOP): its first thread, not just any (wancoll.process.is_stopped)."""
     with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as stat:

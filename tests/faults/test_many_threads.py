@@ -7,19 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from tests.faults.support import (
-    BUSY,
-    MIB,
-    check_agreed,
-    close_all,
-    contribution,
-    join,
-    killed_by_failpoint,
-    ranked,
-    reduce_all,
-    sums,
-)
-from wancoll.chaos import Cluster, in_threads
+from tests.faults.support import MIB, bits_of_sum, close_all, one_of_three_dies, ranked
+from wancoll.chaos import Cluster
 
 PEERS, WORKERS = 3, 6
 
@@ -37,29 +26,16 @@ def groups_of_lanes(cluster: Cluster) -> set[int]:
 @pytest.mark.parametrize("count", [1, 1000, MIB // 4, MIB // 4 + 17, 4 * MIB])
 def test_sums_have_the_bits_of_one_thread(threaded: Cluster, count: int) -> None:
     tensors = [np.random.default_rng(k).normal(size=count).astype(np.float32) for k in range(PEERS)]
-    found = []
+    found = set[bytes]()
     with Cluster(PEERS, fork=True, peer_args=["--workers=1"]) as single:
         for cluster, groups in ((threaded, 2 * WORKERS // PEERS), (single, 1)):
             comms = ranked(cluster, range(PEERS))
             assert groups_of_lanes(cluster) == {groups}
-            mine = [tensor.copy() for tensor in tensors]
-            in_threads(lambda k, comms=comms, mine=mine: comms[k].all_reduce(mine[k], op="sum"), PEERS, 30)
-            found += [tensor.tobytes() for tensor in mine]
+            found |= bits_of_sum(comms, tensors)
             close_all(comms)
-    assert len(set(found)) == 1
+    assert len(found) == 1
 
 
 @pytest.mark.parametrize("point", ["mid_op", "before_done", "half_done", "after_done"])
 def test_a_daemon_that_dies_in_one_costs_nobody_the_sum(threaded: Cluster, point: str) -> None:
-    comms = join(threaded, range(PEERS))
-    reduce_all(comms, range(PEERS), 4 * MIB)
-    tensors = [contribution(k, 4 * MIB) for k in range(PEERS)]
-    threaded.failpoint(1, point, "kill")
-    running = sums(comms, tensors)
-    killed_by_failpoint(threaded, 1, BUSY)
-    outcomes = running.results()
-    left = [0, 2]
-    agreed = check_agreed([outcomes[k] for k in left], [tensors[k] for k in left])
-    assert set(agreed) >= {"m0", "m2"}
-    close_all(comms)
-    threaded.restart_peer(1)
+    one_of_three_dies(threaded, point, 4 * MIB)

@@ -16,20 +16,21 @@ import pytest
 from tests.faults.support import (
     BUSY,
     MIB,
+    bits_of_sum,
     check_agreed,
     close_all,
     contribution,
     join,
-    killed_by_failpoint,
+    one_of_three_dies,
     ranked,
     reduce_all,
+    stands_still,
     sums,
     until_stopped,
     wait_until,
 )
-from wancoll.chaos import Cluster, in_threads
+from wancoll.chaos import Cluster
 from wancoll.native.engine import PIPE_HEAD
-from wancoll.process import is_stopped
 
 PEERS = 3
 
@@ -43,7 +44,7 @@ def near(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 
 
 def lanes(cluster: Cluster, i: int) -> tuple[int, int]:
-    """Of daemon i: how many are for data, and how many of these go through memory."""
+    """How many lanes daemon i has for data, and how many of these go through memory."""
     held = cluster.peer_status(i)["resources"]
     return held["lanes"] - held["links"], held["lanes_in_memory"]
 
@@ -56,34 +57,20 @@ def all_in_memory(cluster: Cluster) -> bool:
 @pytest.mark.parametrize("count", [1, 1000, MIB // 4 + 17, 4 * MIB])
 def test_sums_have_the_bits_of_tcp(near: Cluster, count: int) -> None:
     tensors = [np.random.default_rng(k).normal(size=count).astype(np.float32) for k in range(PEERS)]
-    found = []
+    found = set[bytes]()
     with Cluster(PEERS, fork=True, peer_args=["--no-shared-memory"]) as far:
         for cluster in (near, far):
             comms = ranked(cluster, range(PEERS))
-            mine = [tensor.copy() for tensor in tensors]
-            in_threads(lambda k, comms=comms, mine=mine: comms[k].all_reduce(mine[k], op="sum"), PEERS, 30)
-            found += [tensor.tobytes() for tensor in mine]
+            found |= bits_of_sum(comms, tensors)
             assert all_in_memory(cluster) == (cluster is near)
             assert cluster is near or lanes(cluster, 0)[1] == 0
             close_all(comms)
-    assert len(set(found)) == 1
+    assert len(found) == 1
 
 
 @pytest.mark.parametrize("point", ["mid_op", "half_done", "after_done"])
 def test_a_neighbour_that_dies_costs_nobody_the_sum(near: Cluster, point: str) -> None:
-    comms = join(near, range(PEERS))
-    reduce_all(comms, range(PEERS), 4 * MIB)
-    assert all_in_memory(near)
-    tensors = [contribution(k, 4 * MIB) for k in range(PEERS)]
-    near.failpoint(1, point, "kill")
-    running = sums(comms, tensors)
-    killed_by_failpoint(near, 1, BUSY)
-    outcomes = running.results()
-    left = [0, 2]
-    agreed = check_agreed([outcomes[k] for k in left], [tensors[k] for k in left])
-    assert set(agreed) >= {"m0", "m2"}
-    close_all(comms)
-    near.restart_peer(1)
+    one_of_three_dies(near, point, 4 * MIB, lambda: all_in_memory(near))
 
 
 def test_a_neighbour_that_stands_still_costs_no_attempt(near: Cluster) -> None:
@@ -95,7 +82,7 @@ def test_a_neighbour_that_stands_still_costs_no_attempt(near: Cluster) -> None:
         os.kill(pid, signal.SIGSTOP)
         try:
             running = sums(comms, tensors)
-            wait_until(lambda: is_stopped(pid), BUSY, "it is stopped")
+            wait_until(lambda: stands_still(pid), BUSY, "it is stopped")
         finally:
             os.kill(pid, signal.SIGCONT)
         outcomes = running.results()
@@ -105,7 +92,7 @@ def test_a_neighbour_that_stands_still_costs_no_attempt(near: Cluster) -> None:
 
 
 def test_daemons_of_other_hosts_have_none(near: Cluster) -> None:
-    """As far as their addresses say."""
+    """Hosts are told apart by their addresses alone."""
     with Cluster(2, fork=True, listen="127.0.0.{i}:0") as far:
         comms = join(far, range(2))
         reduce_all(comms, range(2), 1000)
@@ -115,7 +102,7 @@ def test_daemons_of_other_hosts_have_none(near: Cluster) -> None:
 
 
 def change_bytes(pid: int, rng: random.Random, stop: threading.Event) -> None:
-    """In the memory of a daemon's lanes."""
+    """Flip bits in the memory of a daemon's lanes."""
     while not stop.is_set():
         with open(f"/proc/{pid}/maps") as file:
             ranges = [line.split()[0] for line in file if "wancoll-lane" in line]

@@ -230,7 +230,7 @@ async def test_the_busiest_address_gives_way(
 async def test_of_a_crowd_that_comes_fast_most_come_through(
     address: str, rate: int, at_least: int, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """Who needs 5 ms, among strangers that stay: of its own address, which has a share of 64, or of many others."""
+    """A handshake takes 5 ms, strangers stay: of its own address, which has a share of 64, or of many others."""
     handshakes, through = Handshakes(256, 5.0, 0.25), 0
 
     async def stranger(number: int) -> None:

@@ -17,7 +17,7 @@ import structlog
 import trio
 
 from wancoll.errors import ConfigError
-from wancoll.limits import keep_newest
+from wancoll.limits import Limits, keep_newest
 from wancoll.local import open_to_others, split_address, standing
 from wancoll.net.unix import is_served, peer_credentials
 
@@ -223,6 +223,12 @@ class Handshakes:
         self._credit, self._credit_at = float(most), 0.0  # when it was so much
         self._strangers, self._acquainted = _Room(most, least), _Room(most, least)
         self._known: dict[str, None] = {}  # addresses, the newest last
+
+    @classmethod
+    def of_port(cls, limits: Limits, *, sealed: bool) -> Handshakes:
+        """Those at a port of a master or for lanes: over TLS so many strangers a second."""
+        strangers = limits.strangers if sealed else math.inf
+        return cls(limits.pending_connections, limits.handshake_timeout, limits.handshake_least, strangers)
 
     def __len__(self) -> int:
         return self._strangers.count + self._acquainted.count

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from wancoll.errors import ConfigError, ProtocolError
 from wancoll.limits import PROTOCOL_VERSION
-from wancoll.local import split_address
+from wancoll.local import hosts_of
 from wancoll.native.engine import Engine, LaneStatistics
 from wancoll.net.contain import contained
 from wancoll.net.dial import DialFailed
@@ -82,8 +82,7 @@ class LinkHub:
         self._watched: dict[int, dict[int, Watched]] = {}  # by number and lane: to look at what the engine owns
         self._looks: dict[int, dict[int, LaneLook]] = {}  # the newest ones
         limits = config.limits
-        greeting = limits.pending_connections, limits.handshake_timeout, limits.handshake_least
-        self._handshakes = Handshakes(*greeting, limits.strangers if wallet is not None else inf)
+        self._handshakes = Handshakes.of_port(limits, sealed=wallet is not None)
         self._strangers = Sparing()
         self._answers: dict[int, _Answer] = {}  # by knock
         self._knocks = count(1)
@@ -288,7 +287,7 @@ class LinkHub:
         if link is None or link.owner.epoch is None or not self._config.shared_memory:
             return False
         own = next(member for member in link.owner.epoch.members if member.mid == link.owner.mid)
-        return not _hosts(own.addresses).isdisjoint(_hosts(link.other.addresses))
+        return not hosts_of(own.addresses).isdisjoint(hosts_of(link.other.addresses))
 
     def _half(self, number: int, lane: int) -> int:
         """Bytes that the ends of a lane share each way, if they share memory; 0: it is for notes."""
@@ -405,10 +404,6 @@ class LinkHub:
         finally:
             del self._answers[knock]
             self.step(core.Gone(knock))
-
-
-def _hosts(addresses: Iterable[str]) -> set[str]:
-    return {split_address(address)[0] for address in addresses}
 
 
 def _seen(watched: Watched | None, counts: LaneStatistics | None) -> TcpInfo | None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import structlog
 import trio
 
-from wancoll.local import split_address
+from wancoll.local import hosts_of
 from wancoll.net.contain import contained
 from wancoll.net.dial import DialFailed
 from wancoll.peer.core.grid import next_on_grid
@@ -66,9 +66,8 @@ class Measurer:
 
     def _remote_links(self) -> list[WatchedLink]:
         """Paths within one machine are not measured."""
-        hosts = {split_address(address)[0] for address in self._daemon.control.addresses}
-        links = self._daemon.links.open_links()
-        return [link for link in links if hosts.isdisjoint(split_address(address)[0] for address in link.addresses)]
+        hosts = hosts_of(self._daemon.control.addresses)
+        return [link for link in self._daemon.links.open_links() if hosts.isdisjoint(hosts_of(link.addresses))]
 
     def _lanes(self, link: WatchedLink) -> dict[int, TcpInfo]:
         look = self._daemon.engine.tcp_info
