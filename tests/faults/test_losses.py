@@ -318,7 +318,7 @@ def test_world_too_small_then_a_joiner_makes_it_whole(cluster: Cluster) -> None:
     comms = join(cluster, [0, 1, 2], group=group, min_world=3)
     reduce_all(comms, [0, 1, 2])
     cluster.failpoint(2, "mid_op", "kill")
-    tensors = [contribution(k, MIB) for k in range(3)]
+    tensors = [contribution(k, 8 * MIB) for k in range(3)]  # long enough to be in the middle of it
     outcomes = reduce_some(comms, tensors)
     for k in (0, 1):
         assert isinstance(outcomes[k].error, WorldTooSmall), repr(outcomes[k].error)
