@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from wancoll.collective import Descriptor, Kind
@@ -108,6 +108,8 @@ def test_hierarchical_adds_what_is_inside_and_what_is_between() -> None:
 
 
 @given(st.permutations(FLAT), st.integers(2, 1100), costs)
+# An empty tensor takes (6 + 20) us by one, (2 + 24) us by the other: equal, but for the last bit of the sums.
+@example(["halving_doubling", "direct"], 7, LinkCost(1e-6, 7.9e-6, 1e-6))
 def test_at_the_crossover_both_take_the_same_time(names: list[str], world: int, cost: LinkCost) -> None:
     first, second = names[:2]
     size = crossover(first, second, world, cost)
@@ -116,8 +118,10 @@ def test_at_the_crossover_both_take_the_same_time(names: list[str], world: int, 
         return seconds(first, nbytes, world, cost) - seconds(second, nbytes, world, cost)
 
     if size is None:
-        before, after = lead(0), lead(2.0**60)
-        assert before * after >= 0 or abs(after) <= 1e-8 * seconds(first, 2.0**60, world, cost)
+        # One of the two is never faster. A lead that the model calls none has the sign of its terms' rounding.
+        leads = [lead(n) / seconds(first, n, world, cost) for n in (0, 2.0**60)]
+        none = 2 * (model.SAME - 1)
+        assert max(leads) <= none or min(leads) >= -none
         return
     assert size > 0
     assert seconds(first, size, world, cost) == pytest.approx(seconds(second, size, world, cost), rel=1e-6)
