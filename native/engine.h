@@ -104,8 +104,8 @@ typedef struct {
 } wc_op;
 
 enum {
-    WC_EV_DONE = 1, /* op finished here: value = digest, extra = bytes sent, saved = raw bytes that the codec kept off the wire,
-                       error_squares and norm_squares = sums over the measured encodes, voted = its vote is sent, or about to be */
+    WC_EV_DONE = 1, /* op finished here: value = digest, extra = bytes sent, in_memory = those of them that went
+                       through pipes, saved = raw bytes that the codec kept off the wire, error_squares and norm_squares = sums over the measured encodes, voted = its vote is sent, or about to be */
     WC_EV_CANCELLED, /* the engine no longer touches the op's memory */
     WC_EV_LANE_DOWN, /* link, lane; error = errno (0: closed by the other end, EPROTO: broke the protocol, EBADMSG: checksum);
                         text says more. The link is of no use any more: close it */
@@ -120,7 +120,7 @@ typedef struct {
     uint64_t op;
     uint64_t value;
     uint64_t extra;
-    uint64_t saved;
+    uint64_t in_memory, saved;
     double error_squares, norm_squares;
     uint64_t first, last; /* of a DONE or CANCELLED op, while traced: when the first and the last of what others sent came,
                              nanoseconds of CLOCK_MONOTONIC; 0: nothing did */

@@ -83,6 +83,7 @@ class Event(Struct, Protocol):
     op: int
     value: int
     extra: int
+    in_memory: int
     saved: int
     error_squares: float
     norm_squares: float

@@ -206,6 +206,7 @@ class Receipt:
             took part with zeros.
         asked_master: False of an update_membership which the members passed by themselves, since their master was away:
             it has admitted nobody. One member may say so, and another, who heard of it from the master, not.
+        bytes_in_memory: how many of bytes_sent went through memory, to members on this machine; 0: all over sockets.
     """
 
     out: Any
@@ -224,3 +225,4 @@ class Receipt:
     codec_error: float = 0.0
     counted: bool = True
     asked_master: bool = True
+    bytes_in_memory: int = 0

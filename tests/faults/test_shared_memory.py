@@ -64,6 +64,11 @@ def test_sums_have_the_bits_of_tcp(near: Cluster, count: int) -> None:
             found |= bits_of_sum(comms, tensors)
             assert all_in_memory(cluster) == (cluster is near)
             assert cluster is near or lanes(cluster, 0)[1] == 0
+            for outcome in reduce_all(comms, range(PEERS), count):
+                receipt = outcome.receipt
+                assert receipt is not None
+                assert receipt.bytes_in_memory == (receipt.bytes_sent if cluster is near else 0)
+                assert receipt.bytes_sent > 0
             close_all(comms)
     assert len(found) == 1
 

@@ -129,6 +129,7 @@ class Work:
             codec_error=answer.codec_error,
             counted=answer.counted,
             asked_master=answer.asked_master,
+            bytes_in_memory=answer.bytes_in_memory,
         )
 
     def wait_stream(self, stream: int | None = None, timeout: float = STREAM_SECONDS) -> None:

@@ -42,6 +42,7 @@ class Done(Struct, frozen=True):
     # while traced: when the first of what others sent came, nanoseconds of CLOCK_MONOTONIC; 0: nothing did
     first: int = 0
     last: int = 0  # the same of the last
+    bytes_in_memory: int = 0  # of bytes_sent, those that went through memory
 
 
 class Cancelled(Struct, frozen=True):
@@ -391,7 +392,7 @@ def _event(e: c.Event) -> Event:
     kind = e.type
     if kind == lib.WC_EV_DONE:
         error = math.sqrt(e.error_squares / e.norm_squares) if e.norm_squares else 0.0
-        return Done(e.op, e.value, e.extra, e.saved, error, bool(e.voted), e.first, e.last)
+        return Done(e.op, e.value, e.extra, e.saved, error, bool(e.voted), e.first, e.last, e.in_memory)
     if kind == lib.WC_EV_CANCELLED:
         return Cancelled(e.op, e.first, e.last)
     if kind == lib.WC_EV_LANE_DOWN:

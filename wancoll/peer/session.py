@@ -658,7 +658,7 @@ class Session:
         self._released(done.op)
         if done.voted and self._daemon.failpoints.armed:
             self._daemon.failpoints.hit("after_done")
-        told = done.op, done.digest, done.bytes_sent, done.bytes_saved, done.codec_error
+        told = done.op, done.digest, done.bytes_sent, done.bytes_saved, done.codec_error, done.bytes_in_memory
         self.run(self.member.op_finished(*told, self._daemon.now(), voted=done.voted))
 
     def op_cancelled(self, engine_id: int) -> None:

@@ -101,9 +101,11 @@ static void advance(wc_lane *lane, size_t n)
             lane->tx_private = NULL;
             continue;
         }
-        atomic_fetch_add_explicit(&frame->part->work->bytes_sent, size, memory_order_relaxed);
+        wc_work *work = frame->part->work;
+        atomic_fetch_add_explicit(wc_stream_in_memory(&lane->stream) ? &work->in_memory : &work->bytes_sent, size,
+                                  memory_order_relaxed);
         if (frame->saved)
-            atomic_fetch_add_explicit(&frame->part->work->saved, frame->saved, memory_order_relaxed);
+            atomic_fetch_add_explicit(&work->saved, frame->saved, memory_order_relaxed);
         if (frame->last)
             wc_part_finish(frame->part);
     }

@@ -185,7 +185,8 @@ static void settle(wc_work *work)
     wc_event event = {.type = WC_EV_DONE, .op = work->op.id};
     if (!aborted) {
         event.value = work->op.digest ? wc_hashes_digest(&work->hashes) : 0;
-        event.extra = atomic_load(&work->bytes_sent);
+        event.in_memory = atomic_load(&work->in_memory);
+        event.extra = atomic_load(&work->bytes_sent) + event.in_memory;
         event.saved = atomic_load(&work->saved);
         for (uint32_t w = 0; w < engine->config.workers; w++) {
             event.error_squares += work->tasks[w].squares[0];

@@ -48,7 +48,7 @@ struct wc_work {
     atomic_uint unfinished, refs;
     atomic_bool aborted;            /* a worker let go of parts that were not finished */
     atomic_bool mismatched;         /* told to the caller */
-    atomic_ullong bytes_sent, saved;
+    atomic_ullong bytes_sent, in_memory, saved; /* bytes_sent: over sockets, in_memory: through pipes */
     atomic_ullong first, last;      /* see wc_event */
     size_t itemsize;
     wc_reduce_fn reduce;

@@ -82,6 +82,11 @@ bool wc_stream_holds(const wc_stream *stream)
     return stream->tls && wc_tls_holds(stream->tls);
 }
 
+bool wc_stream_in_memory(const wc_stream *stream)
+{
+    return stream->pipe;
+}
+
 void wc_stream_rest(const wc_stream *stream, bool rest)
 {
     if (stream->tls)

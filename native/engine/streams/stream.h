@@ -30,6 +30,8 @@ uint32_t wc_stream_events(const wc_stream *stream, uint32_t events);
 bool wc_stream_unsent(const wc_stream *stream);
 /* Whether there are bytes that came and are not in the socket any more. */
 bool wc_stream_holds(const wc_stream *stream);
+/* Whether its bytes go through memory that both ends share. */
+bool wc_stream_in_memory(const wc_stream *stream);
 /* While it rests it takes nothing from the socket; what it holds can be had. */
 void wc_stream_rest(const wc_stream *stream, bool rest);
 /* Ends it, the descriptor too. orderly: the other end is told so, else it takes it for cut off (a plain one cannot). */

@@ -412,6 +412,7 @@ class Member:
         bytes_sent: int,
         bytes_saved: int = 0,
         codec_error: float = 0.0,
+        bytes_in_memory: int = 0,
         now: float = 0.0,
         *,
         voted: bool = False,
@@ -421,7 +422,7 @@ class Member:
         op = self.attempts.ops.get(engine_id)
         if op is not None and engine_id == op.engine_id and op.state is OpState.running:
             op.finished, op.digest, op.bytes_sent = True, digest, bytes_sent
-            op.bytes_saved, op.codec_error = bytes_saved, codec_error
+            op.bytes_saved, op.codec_error, op.bytes_in_memory = bytes_saved, codec_error, bytes_in_memory
             op.voted_to = op.hearers if voted else ()
         else:
             assert not voted or self.over, "the engine sent a vote of an attempt that was stopped before"

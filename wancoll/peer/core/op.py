@@ -72,6 +72,7 @@ class Op:
     resolved: ResolvedCall | None = None  # of the call, in the current attempt's epoch
     digest: int = 0
     bytes_sent: int = 0
+    bytes_in_memory: int = 0
     bytes_saved: int = 0
     codec_error: float = 0.0
     outcome: m.Result | m.Failure | None = None

@@ -30,6 +30,7 @@ def result(op: Op, epoch: int, contributors: list[str], digest: int, now: float)
         bytes_saved=op.bytes_saved,
         codec_error=op.codec_error,
         counted=not op.zeros,
+        bytes_in_memory=op.bytes_in_memory,
     )
 
 

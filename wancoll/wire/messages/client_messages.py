@@ -131,6 +131,7 @@ class Result(Message, frozen=True):
     codec_error: float
     counted: bool = True  # false: the daemon took part with zeros (R20)
     asked_master: bool = True  # false: an update_membership that the members passed without one (C11)
+    bytes_in_memory: int = 0  # of bytes_sent
 
 
 class Failure(Message, frozen=True):
