@@ -28,7 +28,7 @@
 #define HUGE_PAGE ((uint64_t)2 << 20) /* page tables of aligned ranges move as a whole */
 #define FILL_BYTES ((uint64_t)4 << 20) /* at once: the system's locks on the file stay short */
 #define LARGE_BYTES ((uint64_t)4 << 20) /* copies from here on are worth threads */
-#define CACHE_SHARE 4                   /* of the last cache: more than this part does not stay there */
+#define CACHE_SHARE 8 /* of the last cache: more than this part does not stay there, where members have three of each */
 #define AHEAD 1024 /* bytes; about 1.1 times as fast as what the processor fetches ahead by itself */
 #define SHARE_GRAIN ((uint64_t)64 << 10)
 
