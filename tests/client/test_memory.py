@@ -26,6 +26,7 @@ from wancoll import resources
 from wancoll._native import ffi, lib
 from wancoll.client.memory import arena as arena_module
 from wancoll.client.memory.arena import IDLE_BYTES, LARGE, PAGE, Arena, ArrayMemory, Block, Lease, Ranges, size_class
+from wancoll.client.memory.tensors import new_array
 from wancoll.errors import ArenaFull, DeviceError
 from wancoll.peer.arena import Arena as DaemonArena
 
@@ -396,6 +397,16 @@ def test_filled_memory_is_in_huge_pages_for_client_and_daemon() -> None:
     del theirs
     arena.close()
     daemon.close()
+
+
+def test_a_new_array_has_its_memory_before_anybody_writes_there(arena: Arena) -> None:
+    kept = new_array(arena, (3, MIB), np.dtype(np.float32))
+    assert (kept.shape, kept.dtype) == ((3, MIB), np.float32)
+    assert arena.resident_bytes() == 12 * MIB
+    del kept
+    warm = new_array(arena, (3, MIB), np.dtype(np.float32))
+    assert arena.resident_bytes() == 12 * MIB
+    del warm
 
 
 def in_huge_pages() -> int:

@@ -564,6 +564,7 @@ def new_array(arena: Arena, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.
     if not nbytes:
         return np.empty(shape, dtype)
     lease = arena.take(nbytes)
+    arena.fill(lease.block, 0, nbytes)  # else who writes first, caller or daemon, does so in small pages
     return np.asarray(ArrayMemory(lease, lease.block.address, nbytes)).view(dtype).reshape(shape)
 
 
