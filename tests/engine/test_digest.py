@@ -2,36 +2,33 @@
 
 from __future__ import annotations
 
-import errno
+from typing import cast
 
 import numpy as np
 import pytest
 
 from tests.schedule.numbers import digest
 from wancoll._native import ffi, lib
-from wancoll.client.syncing.state import digest_stripes
+from wancoll.client.cuda.staging import Staging
+from wancoll.client.memory.arena import Arena
+from wancoll.client.syncing.state import content, tensors_of
 from wancoll.sync.manifest import STRIPE
 
 BLOCK = 1 << 16
 
 
-@pytest.mark.parametrize("nbytes", [1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK, 5 * BLOCK + 7])
-@pytest.mark.parametrize("stripe", [BLOCK, 2 * BLOCK, 64 * BLOCK])
-def test_each_stripe_has_the_digest_of_its_bytes(nbytes: int, stripe: int) -> None:
-    data = np.random.default_rng(nbytes).integers(0, 256, nbytes + 1, np.uint8)[1:]  # no alignment is needed
-    cuts = range(0, nbytes, stripe)
-    out = ffi.new("uint64_t[]", len(cuts))
-    assert lib.wc_digest_stripes(data.ctypes.data, nbytes, stripe, out) == 0
-    assert list(out) == [digest(data[at : at + stripe].tobytes()) for at in cuts]
+@pytest.mark.parametrize("threads", [0, 1, 2, 5])
+def test_each_stripe_has_the_digest_of_its_bytes(threads: int) -> None:
+    sizes = [1, BLOCK - 1, BLOCK, 0, BLOCK + 1, 3 * BLOCK, 64 * BLOCK, 5 * BLOCK + 7]
+    parts = [np.random.default_rng(n).integers(0, 256, n + 1, np.uint8)[1:] for n in sizes]  # no alignment is needed
+    stripes = ffi.new("wc_stripe[]", [(part.ctypes.data, part.nbytes, 0) for part in parts])
+    assert lib.wc_digest_stripes(stripes, len(parts), threads) == 0
+    assert [stripe.digest for stripe in stripes] == [digest(part.tobytes()) for part in parts]
+    assert lib.wc_digest_stripes(stripes, 0, threads) == 0
 
 
-def test_stripes_are_whole_blocks() -> None:
-    for stripe in (0, BLOCK - 1, BLOCK + 8):
-        assert lib.wc_digest_stripes(0, 0, stripe, ffi.NULL) == -errno.EINVAL
-
-
-def test_of_a_tensor() -> None:
-    data = np.random.default_rng(1).integers(0, 256, STRIPE + 5, np.uint8)
-    expected = b"".join(digest(part.tobytes()).to_bytes(8, "little") for part in (data[:STRIPE], data[STRIPE:]))
-    assert digest_stripes(data.ctypes.data, data.nbytes) == expected
-    assert digest_stripes(0, 0) == b""
+def test_of_tensors_in_stripes() -> None:
+    state = {"a": np.arange(STRIPE + 5, dtype=np.uint8), "b": np.empty(0), "c": np.arange(7.0)}
+    expected = [state["a"][:STRIPE], state["a"][STRIPE:], state["c"]]
+    found = content(tensors_of(state, changing=False), Staging(cast(Arena, None)), None)
+    assert found.digests == b"".join(digest(part.tobytes()).to_bytes(8, "little") for part in expected)

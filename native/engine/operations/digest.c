@@ -65,35 +65,34 @@ uint64_t wc_hashes_digest(wc_hashes *hashes)
 
 typedef struct {
     const wc_kernels *kernels;
-    const uint8_t *memory;
-    uint64_t bytes, stripe, *out;
+    wc_stripe *stripes;
+    uint64_t count;
+    atomic_ullong next;
     atomic_bool lacks_memory;
-} wc_striped;
+} wc_digesting;
 
+/* Whichever thread is free takes the next stripe: some have a few bytes. */
 static void digest_share(void *work, uint64_t begin, uint64_t end)
 {
-    wc_striped *all = work;
-    for (uint64_t i = begin; i < end; i++) {
-        uint64_t start = i * all->stripe;
+    (void)begin, (void)end;
+    wc_digesting *all = work;
+    for (uint64_t i; (i = atomic_fetch_add(&all->next, 1)) < all->count;) {
+        wc_stripe *stripe = &all->stripes[i];
         wc_hashes hashes;
-        if (wc_hashes_init(&hashes, all->kernels, all->memory + start, least(all->stripe, all->bytes - start)))
-            all->out[i] = wc_hashes_digest(&hashes);
+        if (wc_hashes_init(&hashes, all->kernels, (const void *)(uintptr_t)stripe->address, stripe->bytes))
+            stripe->digest = wc_hashes_digest(&hashes);
         else
             atomic_store(&all->lacks_memory, true);
         wc_hashes_free(&hashes);
     }
 }
 
-int wc_digest_stripes(uint64_t address, uint64_t bytes, uint64_t stripe, uint64_t *out)
+int wc_digest_stripes(wc_stripe *stripes, uint64_t count, unsigned threads)
 {
-    if (stripe == 0 || stripe % WC_DIGEST_BLOCK)
-        return -EINVAL;
     const wc_kernels *kernels = wc_kernels_default();
     if (!kernels)
         return -ENOSYS;
-    wc_striped all = {.kernels = kernels, .memory = (const uint8_t *)(uintptr_t)address, .bytes = bytes,
-                      .stripe = stripe, .out = out};
-    uint64_t count = bytes / stripe + (bytes % stripe > 0);
-    wc_in_shares(digest_share, &all, count, 1, 0);
+    wc_digesting all = {.kernels = kernels, .stripes = stripes, .count = count};
+    wc_in_shares(digest_share, &all, count, 1, threads);
     return atomic_load(&all.lacks_memory) ? -ENOMEM : 0;
 }

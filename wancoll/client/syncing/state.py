@@ -96,24 +96,28 @@ def content(found: list[Tensor], staging: Staging, deadline: float | None) -> Co
     own = [tensor.memory for tensor in found if tensor.entry.shares < 0]
     most = max((memory.nbytes for memory in own if memory.device is not None), default=0)
     held = staging.take(min(most, STRIPE)) if most else None
-    digests = b""
+    in_memory = iter(digests([part for memory in own if memory.device is None for part in _stripes(memory)]))
+    found_digests: list[int] = []
     for memory in own:
-        if memory.device is None or held is None:
-            digests += digest_stripes(memory.address, memory.nbytes)
-            continue
-        at = held.block.address
-        for number, nbytes in enumerate(lengths(memory.nbytes)):
-            staging.read(memory.part(number * STRIPE, nbytes), at, held, deadline)
-            digests += digest_stripes(at, nbytes)
-    return Content(tuple(tensor.entry for tensor in found), digests)
+        for address, nbytes in _stripes(memory):
+            if memory.device is None or held is None:
+                found_digests.append(next(in_memory))
+                continue
+            staging.read(memory.part(address - memory.address, nbytes), held.block.address, held, deadline)
+            found_digests += digests([(held.block.address, nbytes)])
+    return Content(tuple(tensor.entry for tensor in found), np.array(found_digests, "<u8").tobytes())
 
 
-def digest_stripes(address: int, nbytes: int) -> bytes:
-    """Digests of the stripes of these bytes, 8 each, little endian."""
-    out = np.zeros(stripe_count(nbytes), np.uint64)
-    if nbytes and lib.wc_digest_stripes(address, nbytes, STRIPE, ffi.cast("uint64_t *", out.ctypes.data)):
+def _stripes(memory: Region) -> list[tuple[int, int]]:
+    return [(memory.address + number * STRIPE, nbytes) for number, nbytes in enumerate(lengths(memory.nbytes))]
+
+
+def digests(stripes: Sequence[tuple[int, int]]) -> list[int]:
+    """Digests of stripes of this process's memory, (address, nbytes) each."""
+    table = np.array([(*stripe, 0) for stripe in stripes], np.uint64).reshape(-1, 3)  # as wc_stripe has it
+    if lib.wc_digest_stripes(ffi.cast("wc_stripe *", table.ctypes.data), len(stripes), 0):
         raise MemoryError("no memory for a digest")
-    return out.astype("<u8", copy=False).tobytes()
+    return [int(digest) for digest in table[:, 2]]
 
 
 def look(x: Any, who: str) -> tuple[Region, str, tuple[int, ...]]:

@@ -29,7 +29,7 @@ from wancoll.client.connection import Connection, deadline_after, seconds_left
 from wancoll.client.cuda.staging import HostToDevice
 from wancoll.client.memory.placement import Placement
 from wancoll.client.memory.tensors import Region
-from wancoll.client.syncing.state import Incoming, Tensor, content, digest_stripes, worthless
+from wancoll.client.syncing.state import Incoming, Tensor, content, digests, worthless
 from wancoll.client.syncing.things import Things
 from wancoll.client.work import Work
 from wancoll.collective import LIBRARY_TAGS, Descriptor, DType, Kind, Receipt
@@ -377,14 +377,12 @@ class SyncWork:
         if len(delivery.stripes) == 1:
             right = [int(receipt.digest, 16) == found.digest(delivery.stripes[0])]
         else:
-            right = [self._is_right(found, number) for number in delivery.stripes]
+            regions = [self._region(found, number) for number in delivery.stripes]
+            made = digests([(region.address, region.nbytes) for region in regions])
+            right = [digest == found.digest(number) for digest, number in zip(made, delivery.stripes, strict=True)]
         for number, good in zip(delivery.stripes, right, strict=True):
             if good:
                 self._missing.discard(number)
                 self._received += found.stripes[number].nbytes
             else:
                 self._bad.add(delivery.sender)
-
-    def _is_right(self, found: Goal, number: int) -> bool:
-        region = self._region(found, number)
-        return int.from_bytes(digest_stripes(region.address, region.nbytes), "little") == found.digest(number)
