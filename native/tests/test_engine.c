@@ -1,6 +1,7 @@
 /* Drives real engines in one process: values, epochs, cancels, lost lanes, hostile bytes. Made to run under the
    sanitizers. Exit code 0 if all checks passed. */
 #include "bed.h"
+#include "digest.h"
 #include "draw.h"
 
 #include <sys/epoll.h>
@@ -75,10 +76,26 @@ static void test_ring(int n, uint32_t lanes, uint32_t workers, uint64_t count)
         CHECK(event.type == WC_EV_DONE && event.op == 1);
         CHECK(is_sum(result[r], ALL, n) && is_input(input[r], r));
         CHECK(event.value == digest_of(result[r]));
+        CHECK((event.extra > 0) == (n > 1) && event.in_memory == (piping ? event.extra : 0));
     }
     bed_stop(&b);
     for (int r = 0; r < n; r++)
         CHECK(buffer_free(&input[r]) && buffer_free(&result[r]));
+}
+
+/* Stripes of all sizes, of which each thread takes the next one. */
+static void test_stripes(void)
+{
+    enum { COUNT = 200, BYTES = 3 * WC_DIGEST_BLOCK };
+    wc_stripe stripes[COUNT];
+    buffer memory = buffer_new(BYTES);
+    fill(memory, 1);
+    for (int i = 0; i < COUNT; i++)
+        stripes[i] = (wc_stripe){(uint64_t)(uintptr_t)memory.data, draw() % BYTES, 0};
+    CHECK(wc_digest_stripes(stripes, COUNT, 4) == 0);
+    for (int i = 0; i < COUNT; i++)
+        CHECK(stripes[i].digest == digest_of((buffer){.data = memory.data, .bytes = stripes[i].bytes}));
+    CHECK(buffer_free(&memory));
 }
 
 static void test_pipelined(void)
@@ -1592,6 +1609,7 @@ int main(void)
         for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++)
             for (uint32_t lanes = 1; lanes <= 3; lanes += 2)
                 test_ring(n, lanes, lanes == 3 ? 2 : 1, counts[c]);
+    test_stripes();
     test_pipelined();
     for (int round = 0; round < 40; round++)
         test_shrink(round);
