@@ -5,6 +5,7 @@
    alike, posts, cancels, epochs. Whatever it says: nothing outside the op's memory is written (the address sanitizer
    sees to that), a digest is of the bytes in memory, each lane ends once, every op ends, calls only differ where a frame
    said so, and notes are no other than those that were sent, in order. */
+#define _GNU_SOURCE /* of the bed, and before any header */
 #include <dirent.h>
 #include <sys/stat.h>
 #include <time.h>
