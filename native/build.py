@@ -7,8 +7,8 @@ from pathlib import Path
 from cffi import FFI
 
 HERE = Path(__file__).resolve().parent
-FACES = ("kernels.h", "engine.h", "digest.h", "pages.h", "fill.h")
-ROOMS = ("engine", "engine/lanes", "engine/operations", "engine/streams", "kernels")
+FACES = ("kernels.h", "engine.h", "digest.h", "pages.h", "fill.h", "calls.h")
+ROOMS = ("engine", "engine/calls", "engine/lanes", "engine/operations", "engine/streams", "kernels")
 TEXTS = {
     "wc_cuda_text": "kernels/cuda.cu",
     "wc_arithmetic_text": "kernels/arithmetic.h",
@@ -56,6 +56,6 @@ ffi_builder.set_source(
     ],
     include_dirs=[relative(HERE), relative(HERE / "engine")],
     extra_compile_args=FLAGS,
-    extra_link_args=["-pthread", "-ldl"],
+    extra_link_args=["-pthread", "-ldl", "-lm"],
     py_limited_api=True,
 )

@@ -110,6 +110,7 @@ enum {
     WC_EV_LANE_DOWN, /* link, lane; error = errno (0: closed by the other end, EPROTO: broke the protocol, EBADMSG: checksum);
                         text says more. The link is of no use any more: close it */
     WC_EV_MISMATCH, /* link; op's seq met another fingerprint: value = seq, extra = the other's fingerprint */
+    WC_EV_CALLS, /* op = id of a caller, see calls.h */
 };
 
 typedef struct {

@@ -5,7 +5,7 @@
 #include "common.h"
 #include "streams/stream.h"
 
-enum { WC_CMD_ATTACH, WC_CMD_EPOCH, WC_CMD_PACE, WC_CMD_CLOSE, WC_CMD_POST, WC_CMD_CANCEL };
+enum { WC_CMD_ATTACH, WC_CMD_EPOCH, WC_CMD_PACE, WC_CMD_CLOSE, WC_CMD_POST, WC_CMD_CANCEL, WC_CMD_FORGET };
 
 struct wc_command {
     wc_command *next;
@@ -18,6 +18,7 @@ struct wc_command {
     uint64_t number;
     wc_link *link;
     wc_work *work;    /* holds a reference */
+    wc_caller *caller; /* FORGET: the same */
 };
 
 /* Commands on their way to one worker. */

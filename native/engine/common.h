@@ -12,6 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "calls.h"
 #include "engine.h"
 #include "kernels.h"
 

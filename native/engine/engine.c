@@ -143,8 +143,9 @@ static int attach(wc_engine *engine, uint64_t id, uint32_t lane, wc_stream strea
         error = ENOMEM;
     if (!error)
         *given(link, lane) = true;
-    if (!error && lane == link->lanes_count) {
-        wc_notes_attach(&link->notes, stream);
+    const bool notes = !error && lane == link->lanes_count;
+    if (notes) {
+        atomic_fetch_add(&link->refs, 1);
         free(command);
     } else if (!error) {
         *command = (wc_command){.worker = link->lanes[lane].worker,
@@ -156,6 +157,10 @@ static int attach(wc_engine *engine, uint64_t id, uint32_t lane, wc_stream strea
         wc_command_send(command);
     }
     pthread_mutex_unlock(&engine->mutex);
+    if (notes) {
+        wc_notes_attach(&link->notes, stream);
+        wc_link_unref(link);
+    }
     if (!error)
         return 0;
     free(command);
@@ -225,13 +230,18 @@ int wc_link_close(wc_engine *engine, uint64_t id)
         while (*at != link)
             at = &(*at)->next;
         *at = link->next;
-        wc_command *commands = link->closing;
-        link->closing = NULL;
-        wc_notes_close(&link->notes);
-        wc_commands_send(commands, 0, link, NULL);
     }
     pthread_mutex_unlock(&engine->mutex);
-    return link ? 0 : fail(EINVAL);
+    if (!link)
+        return fail(EINVAL);
+    /* First: the first worker may be about to read notes. When it comes to the command it has nothing of them left. */
+    wc_notes_close(&link->notes);
+    wc_command *commands = link->closing;
+    link->closing = NULL;
+    pthread_mutex_lock(&engine->mutex);
+    wc_commands_send(commands, 0, link, NULL);
+    pthread_mutex_unlock(&engine->mutex);
+    return 0;
 }
 
 /* Nothing has changed since the op was made, and it comes after those that were posted; engine->mutex held. */
@@ -246,11 +256,16 @@ static bool still_fits(const wc_engine *engine, const wc_work *work)
     return !work_find(engine, op->id);
 }
 
-int wc_post(wc_engine *engine, const wc_op *op)
+int wc_post_for(wc_engine *engine, const wc_op *op, wc_caller *caller)
 {
     wc_work *work = wc_work_new(engine, op);
     if (!work)
         return -1;
+    if (caller) {
+        atomic_fetch_add(&caller->refs, 1);
+        work->caller = caller;
+        work->turn = caller->turn;
+    }
     int error = 0;
     wc_command *commands = wc_commands_new(engine, WC_CMD_POST, work);
     pthread_mutex_lock(&engine->mutex);
@@ -276,6 +291,11 @@ int wc_post(wc_engine *engine, const wc_op *op)
     wc_commands_free(commands);
     wc_work_free(work);
     return fail(error);
+}
+
+int wc_post(wc_engine *engine, const wc_op *op)
+{
+    return wc_post_for(engine, op, NULL);
 }
 
 int wc_cancel(wc_engine *engine, uint64_t id)
@@ -324,20 +344,9 @@ int wc_op_lacks_input(wc_engine *engine, uint64_t id)
 
 /* ---- notes ----------------------------------------------------------------------------------------------- */
 
-/* The link by this number, kept until wc_link_unref. */
-static wc_link *hold_link(wc_engine *engine, uint64_t id)
-{
-    pthread_mutex_lock(&engine->mutex);
-    wc_link *link = wc_link_find(engine, id);
-    if (link)
-        atomic_fetch_add(&link->refs, 1);
-    pthread_mutex_unlock(&engine->mutex);
-    return link;
-}
-
 int wc_note_send(wc_engine *engine, uint64_t id, const void *bytes, uint32_t length)
 {
-    wc_link *link = length >= 1 && length <= WC_NOTE_BYTES ? hold_link(engine, id) : NULL;
+    wc_link *link = length >= 1 && length <= WC_NOTE_BYTES ? wc_link_hold(engine, id) : NULL;
     if (!link)
         return fail(EINVAL);
     int error = wc_notes_put(&link->notes, bytes, length);
@@ -355,7 +364,7 @@ int wc_notes_take(wc_engine *engine, wc_note *out, int cap)
     struct epoll_event ready[LINKS_AT_ONCE];
     int taken = 0, links = epoll_wait(engine->notes, ready, cap < LINKS_AT_ONCE ? cap : LINKS_AT_ONCE, 0);
     for (int i = 0; i < links; i++) {
-        wc_link *link = hold_link(engine, ready[i].data.u64);
+        wc_link *link = wc_link_hold(engine, ready[i].data.u64);
         if (!link)
             continue; /* closed meanwhile */
         taken += wc_notes_serve(&link->notes, ready[i].events, out + taken, (cap - taken) / (links - i));
@@ -377,6 +386,9 @@ int wc_lane_statistics(wc_engine *engine, uint64_t id, uint32_t lane, wc_lane_st
     wc_link *link = wc_link_find(engine, id);
     bool notes = link && lane == link->lanes_count && link->notes.given;
     bool found = notes || (link && lane < link->lanes_count);
+    if (link)
+        atomic_fetch_add(&link->refs, 1);
+    pthread_mutex_unlock(&engine->mutex);
     if (notes) {
         wc_notes_statistics(&link->notes, out);
     } else if (found) {
@@ -392,7 +404,8 @@ int wc_lane_statistics(wc_engine *engine, uint64_t id, uint32_t lane, wc_lane_st
             .attached = atomic_load_explicit(&c->attached, memory_order_relaxed),
         };
     }
-    pthread_mutex_unlock(&engine->mutex);
+    if (link)
+        wc_link_unref(link);
     return found ? 0 : fail(ENOENT);
 }
 

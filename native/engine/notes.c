@@ -33,10 +33,22 @@ void wc_notes_destroy(wc_notes *notes)
     pthread_mutex_destroy(&notes->mutex);
 }
 
+/* The epoll that tells of the socket. */
+static int epoll_of(const wc_notes *notes)
+{
+    return notes->caller ? notes->engine->workers[0].epoll : notes->engine->notes;
+}
+
+/* Whether whole notes are here: the first worker has left them. */
+static bool waits(const wc_notes *notes)
+{
+    return notes->have >= sizeof(wc_note_frame);
+}
+
 static void drop_socket(wc_notes *notes, bool orderly)
 {
     /* a forked child may hold a copy: close is not enough */
-    epoll_ctl(notes->engine->notes, EPOLL_CTL_DEL, notes->stream.fd, NULL);
+    epoll_ctl(epoll_of(notes), EPOLL_CTL_DEL, notes->stream.fd, NULL);
     wc_stream_close(&notes->stream, orderly);
     notes->stats.attached = 0;
 }
@@ -52,15 +64,16 @@ static void __attribute__((format(printf, 3, 4))) down(wc_notes *notes, int erro
 }
 
 /* Tells epoll what the lane waits for: notes, and room for those that have not left. Sealed ones that came with others
-   and are not in the socket any more are announced as room, which there is as a rule; else when the other end reads. */
+   and are not in the socket any more, and those that the first worker has left, are announced as room, which there is as a
+   rule; else when the other end reads. */
 static void interest(wc_notes *notes)
 {
-    uint32_t wanted = EPOLLIN | (notes->count || wc_stream_unsent(&notes->stream) || notes->more ? EPOLLOUT : 0);
+    uint32_t wanted = EPOLLIN | (notes->count || wc_stream_unsent(&notes->stream) || notes->more || waits(notes) ? EPOLLOUT : 0);
     if (wanted == notes->armed)
         return;
-    struct epoll_event event = {.events = wanted, .data.u64 = notes->link};
+    struct epoll_event event = {.events = wanted, .data.u64 = notes->caller ? (uintptr_t)notes | WC_NOTES : notes->link};
     const int how = notes->armed ? EPOLL_CTL_MOD : EPOLL_CTL_ADD;
-    if (epoll_ctl(notes->engine->notes, how, notes->stream.fd, &event) < 0)
+    if (epoll_ctl(epoll_of(notes), how, notes->stream.fd, &event) < 0)
         down(notes, errno, "notes: %s", strerror(errno));
     else
         notes->armed = wanted;
@@ -72,15 +85,36 @@ void wc_notes_attach(wc_notes *notes, wc_stream stream)
     setsockopt(stream.fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on); /* other kinds of sockets need none */
     pthread_mutex_lock(&notes->mutex);
     notes->stream = stream;
-    notes->more = wc_stream_holds(&stream);
-    notes->stats.attached = 1;
-    interest(notes);
+    if (notes->closed) { /* meanwhile */
+        wc_stream_close(&notes->stream, true);
+        wc_events_release(&notes->engine->events, 1);
+    } else {
+        notes->more = wc_stream_holds(&stream);
+        notes->stats.attached = 1;
+        interest(notes);
+    }
+    pthread_mutex_unlock(&notes->mutex);
+}
+
+void wc_notes_route(wc_notes *notes, wc_caller *caller, uint32_t voter)
+{
+    pthread_mutex_lock(&notes->mutex);
+    const bool open = notes->stream.fd >= 0 && caller != notes->caller;
+    if (open && notes->armed)
+        epoll_ctl(epoll_of(notes), EPOLL_CTL_DEL, notes->stream.fd, NULL);
+    notes->caller = caller;
+    notes->voter = voter;
+    if (open) {
+        notes->armed = 0;
+        interest(notes);
+    }
     pthread_mutex_unlock(&notes->mutex);
 }
 
 void wc_notes_close(wc_notes *notes)
 {
     pthread_mutex_lock(&notes->mutex);
+    notes->closed = true;
     if (notes->stream.fd >= 0) {
         drop_socket(notes, true);
         wc_events_release(&notes->engine->events, 1);
@@ -180,8 +214,8 @@ static bool accept_frame(wc_notes *notes, const wc_note_frame *frame)
     return notes->stream.fd >= 0;
 }
 
-/* One read of at most `cap` notes, whole ones to out. */
-static int receive(wc_notes *notes, wc_note *out, int cap)
+/* One read of at most `cap` notes. */
+static void read_some(wc_notes *notes, int cap)
 {
     size_t most = (size_t)(cap < WC_NOTES_AT_ONCE ? cap : WC_NOTES_AT_ONCE) * sizeof(wc_note_frame);
     struct iovec room = {(uint8_t *)notes->in + notes->have, most - notes->have};
@@ -189,38 +223,69 @@ static int receive(wc_notes *notes, wc_note *out, int cap)
     ssize_t n = wc_stream_receive(&notes->stream, &room, 1, &more);
     notes->more = more && wc_stream_holds(&notes->stream);
     if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
-        return 0;
+        return;
     if (n <= 0) {
         const char *why = n < 0 ? wc_stream_reason(&notes->stream, errno) : "closed by the other end";
         down(notes, n < 0 ? errno : 0, "notes: %s", why);
-        return 0;
+        return;
     }
     notes->stats.bytes_received += (uint64_t)n;
     notes->have += (size_t)n;
-    int whole = (int)(notes->have / sizeof(wc_note_frame));
-    for (int i = 0; i < whole; i++) {
-        const wc_note_frame *frame = &notes->in[i];
+}
+
+/* Whole notes, at most `cap`, go to the caller, as far as it takes them, or to out. Reads only where none is left. */
+static int receive(wc_notes *notes, wc_note *out, int cap)
+{
+    if (!waits(notes))
+        read_some(notes, cap);
+    int taken = 0;
+    const int whole = (int)(notes->have / sizeof(wc_note_frame));
+    for (; notes->stream.fd >= 0 && taken < whole && taken < cap; taken++) {
+        const wc_note_frame *frame = &notes->in[taken];
         if (!accept_frame(notes, frame))
-            return i;
+            return taken;
+        if (notes->caller && !wc_caller_hear(notes->caller, notes->voter, frame->bytes, frame->length))
+            break;
         notes->stats.frames_received++;
-        out[i] = (wc_note){.link = notes->link, .length = frame->length};
-        memcpy(out[i].bytes, frame->bytes, frame->length);
+        if (notes->caller)
+            continue;
+        out[taken] = (wc_note){.link = notes->link, .length = frame->length};
+        memcpy(out[taken].bytes, frame->bytes, frame->length);
     }
-    notes->have %= sizeof(wc_note_frame);
-    memmove(notes->in, &notes->in[whole], notes->have);
-    return whole;
+    notes->have -= (size_t)taken * sizeof(wc_note_frame);
+    memmove(notes->in, &notes->in[taken], notes->have);
+    return taken;
+}
+
+static int serve(wc_notes *notes, uint32_t events, wc_note *out, int cap)
+{
+    int taken = 0;
+    if (notes->stream.fd >= 0 && (events & EPOLLOUT))
+        flush(notes);
+    if (notes->stream.fd >= 0 && (notes->more || waits(notes) || events & ~(uint32_t)EPOLLOUT))
+        taken = receive(notes, out, cap);
+    if (notes->stream.fd >= 0)
+        interest(notes);
+    return taken;
 }
 
 int wc_notes_serve(wc_notes *notes, uint32_t events, wc_note *out, int cap)
 {
     int taken = 0;
     pthread_mutex_lock(&notes->mutex);
-    if (notes->stream.fd >= 0 && (events & EPOLLOUT))
-        flush(notes);
-    if (notes->stream.fd >= 0 && (notes->more || events & ~(uint32_t)EPOLLOUT))
-        taken = receive(notes, out, cap);
-    if (notes->stream.fd >= 0)
-        interest(notes);
+    if (!notes->caller) /* else it is the first worker's since epoll told */
+        taken = serve(notes, events, out, cap);
     pthread_mutex_unlock(&notes->mutex);
     return taken;
+}
+
+void wc_notes_listen(wc_notes *notes, uint32_t events)
+{
+    pthread_mutex_lock(&notes->mutex);
+    if (notes->caller)
+        serve(notes, events, NULL, WC_NOTES_AT_ONCE);
+    const bool left = notes->caller && waits(notes);
+    pthread_mutex_unlock(&notes->mutex);
+    if (left)
+        wc_notes_route(notes, NULL, 0);
 }

@@ -2,6 +2,7 @@
 #ifndef WC_SHARED_H
 #define WC_SHARED_H
 
+#include "calls/caller.h"
 #include "common.h"
 #include "events.h"
 #include "lanes/link.h"
@@ -24,6 +25,7 @@ struct wc_engine {
     pthread_mutex_t scratch_mutex;
     wc_scratch *idle_scratch; /* warm, the newest first; guarded by scratch_mutex */
     atomic_bool stopping, tracing;
+    atomic_ullong lease; /* see wc_lease */
     wc_worker workers[];
 };
 

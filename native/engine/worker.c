@@ -70,6 +70,8 @@ static void drop(wc_command *command)
         wc_link_unref(command->link);
     if (command->work)
         wc_work_unref(command->work);
+    if (command->caller)
+        wc_caller_unref(command->caller);
     free(command);
 }
 
@@ -148,6 +150,8 @@ static void execute(wc_worker *worker, wc_command *command)
         cancel(worker, command->work);
         atomic_store(&worker->cancelled, command->number);
         break;
+    case WC_CMD_FORGET:
+        break; /* no event names it any more */
     }
 }
 
@@ -207,12 +211,17 @@ static void *run(void *argument)
         worker->round++;
         bool woken = false, rung = false;
         for (int i = 0; i < n; i++) {
-            if (events[i].data.u64 == WC_BELL)
+            const uint64_t mark = events[i].data.u64;
+            void *at = (void *)(uintptr_t)(mark & ~(uint64_t)(WC_CALLER | WC_NOTES));
+            if (mark == WC_BELL)
                 rung = true;
-            else if (events[i].data.ptr)
-                wc_lane_serve(events[i].data.ptr, events[i].events);
-            else
-                woken = true;
+            else if (mark & WC_CALLER)
+                wc_caller_serve(at);
+            else if (mark & WC_NOTES)
+                wc_notes_listen(at, events[i].events);
+            else if (at)
+                wc_lane_serve(at, events[i].events);
+            woken |= !at || mark & WC_CALLER; /* commands wait: its own, or those of others */
         }
         if (rung)
             wc_readiness_look(worker);

@@ -21,6 +21,7 @@ from wancoll.client.communicator import Communicator
 from wancoll.client.connection import Connection, deadline_after, seconds_left
 from wancoll.client.memory.arena import Arena, close_all
 from wancoll.client.private import START_SECONDS, PrivateDaemon
+from wancoll.client.ring import CallRing
 from wancoll.client.work import rebuild
 from wancoll.errors import ConfigError, PeerDaemonLost, ProtocolError
 from wancoll.limits import DEFAULT, PROTOCOL_VERSION
@@ -284,18 +285,20 @@ def _attach(path: str, attach: m.Attach, private: PrivateDaemon | None, timeout:
         answer = _answer(sock, path, came)
         fds = _descriptors(came)
         who = f"peer daemon {answer.daemon!r} at {path}"
-        if len(fds) != 2:
+        if len(fds) != 4:
             raise ProtocolError(
-                "sent no arena", who=who, expected="two file descriptors, of arena and bell", got=str(len(fds))
-            )
-        _check_seals(fds[0], who)  # before the size is looked at
+                "sent no arena", who=who, expected="four file descriptors: arena, bell, call ring, its socket",
+                got=str(len(fds)),
+            )  # fmt: skip
+        for memory in (fds[0], fds[2]):
+            _check_seals(memory, who)  # before the size is looked at
         size = os.fstat(fds[0]).st_size
         if size != answer.arena_bytes:
             raise ProtocolError(
                 "sent an arena of another size", who=who, expected=str(answer.arena_bytes), got=str(size)
             )
         sock.setblocking(True)
-        channel = Channel(sock, who, DEFAULT.message_bytes)
+        channel = Channel(sock, who, DEFAULT.message_bytes, CallRing(fds, who))
         return Connection(attach.group, channel, Arena(fds, size), private)
     except BaseException:
         sock.close()

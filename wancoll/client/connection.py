@@ -180,20 +180,27 @@ class Connection:
         offsets = (placement.input_buffer, placement.result_buffer) if placement is not None else (0, 0)
         filled, shown = (placement.filled, placement.shown) if placement is not None else (-1, -1)
         call = work.descriptor
-        data = encode(m.Post(number, call, *offsets, work.epoch, work.peer, work.tag, filled, work.ahead, shown))
-        sent: list[int] = []
+        ring, sent = self._channel.ring, list[int]()
+        first = ring.way(call, work.epoch) if work.peer < 0 else None
+        if first is None:
+            data = encode(m.Post(number, call, *offsets, work.epoch, work.peer, work.tag, filled, work.ahead, shown))
         work.id = number
         work.posted_at = time.monotonic()
         try:
             self._pending[number] = work
             if self._over is not None:  # after it is among the pending: whoever ends it meanwhile fails it too
                 raise rebuild(self._over)
-            self._channel.send(data, sent)
+            if first is None:
+                self._channel.send(data, sent)
+            else:
+                ring.post(number, first, (*offsets, filled, shown), sent)
         except OSError:
             return False  # full; or gone, and whoever reads finds out why
         finally:
             if sent:
                 self._last_id = number
+                if first is not None:
+                    ring.posted(number, first)
             else:
                 self._pending.pop(number, None)  # the connection's end, in another thread, takes it away as well
         return True
@@ -290,7 +297,8 @@ class Connection:
             if not mine:
                 follower.acquire(timeout=_FOLLOW_SECONDS if timeout is None else min(timeout, _FOLLOW_SECONDS))
             elif self._over is None:
-                self._channel.receive(self._handle, _READ_SECONDS if timeout is None else min(timeout, _READ_SECONDS))
+                seconds = _READ_SECONDS if timeout is None else min(timeout, _READ_SECONDS)
+                self._channel.receive(self._handle, seconds, self._pending)
             else:
                 self._end(self._over)  # whoever came first may have been interrupted
         except WancollError as bad:
@@ -308,6 +316,8 @@ class Connection:
         if isinstance(message, m.Result) or (isinstance(message, m.Failure) and message.id):
             work = self._pending.get(message.id)
             if work is not None:
+                if isinstance(message, m.Result) and message.prepared:
+                    self._channel.ring.learn(work.descriptor, message)
                 work.finish(message)
                 self._pending.pop(message.id, None)
         elif isinstance(message, m.Slow):

@@ -71,7 +71,13 @@ class Mismatch(Struct, frozen=True):
     fingerprint: int
 
 
-Event = Done | Cancelled | LaneDown | Mismatch
+class Calls(Struct, frozen=True):
+    """Caller *caller* wants a look: calls wait that the engine does not take, or something ended its part."""
+
+    caller: int
+
+
+Event = Done | Cancelled | LaneDown | Mismatch | Calls
 
 
 class Note(Struct, frozen=True):
@@ -310,6 +316,10 @@ class Engine:
         """From now on op *op_id* sends no vote by itself. Where it was too late the Done that says so waits already."""
         lib.wc_vote_withhold(self._live, op_id)
 
+    def lease(self, until: float) -> None:
+        """Until then the engine may commit by itself (calls.py): seconds of CLOCK_BOOTTIME."""
+        lib.wc_lease(self._live, int(max(0.0, min(until, 1e9)) * 1e9))
+
     def lacks_input(self, op_id: int) -> bool:
         """Whether steps of op *op_id* wait for blocks of an input that is being filled. False for unknown ones."""
         return bool(lib.wc_op_lacks_input(self._live, op_id))
@@ -397,6 +407,8 @@ def _event(e: c.Event) -> Event:
         return Cancelled(e.op, e.first, e.last)
     if kind == lib.WC_EV_LANE_DOWN:
         return LaneDown(e.link, e.lane, e.error, ffi.string(e.text).decode(errors="replace"))
+    if kind == lib.WC_EV_CALLS:
+        return Calls(e.op)
     return Mismatch(e.link, e.op, e.value, e.extra)
 
 

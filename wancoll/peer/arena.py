@@ -5,12 +5,14 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 
 from wancoll.native import ffi, lib
+from wancoll.native.calls import RING_BYTES
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _PIECE = 16 << 20  # bytes copied at once: what the daemon's end has to wait for
@@ -57,6 +59,31 @@ class Arena:
         lib.wc_pages_release(self.address, self.nbytes)
         os.close(self.fd)
         os.close(self.bell)
+
+
+class CallRing:
+    """Memory in which a client posts prepared calls to the engine, and the two ends over which they wake each other.
+
+    *wake* is the engine's end, *theirs* the client's.
+    """
+
+    def __init__(self) -> None:
+        size = -(-RING_BYTES // mmap.PAGESIZE) * mmap.PAGESIZE
+        self.fd = os.memfd_create("wancoll-calls", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(self.fd, size)
+            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)
+            self.map = mmap.mmap(self.fd, size)
+            self.wake, self.theirs = socket.socketpair()
+        except BaseException:
+            os.close(self.fd)
+            raise
+
+    def close(self) -> None:
+        """Let go of all. The engine's caller must be closed."""
+        self.wake.close()
+        self.theirs.close()
+        os.close(self.fd)
 
 
 def _map(fd: int, nbytes: int) -> int:

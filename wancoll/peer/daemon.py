@@ -25,7 +25,7 @@ from wancoll.limits import THREADS, keep_newest
 from wancoll.local import default_socket, default_state, join_address, split_addresses
 from wancoll.metrics.core.operations import Operations
 from wancoll.metrics.guard import listeners_for
-from wancoll.native.engine import Cancelled, Done, Engine, LaneDown, Mismatch, kernel_name
+from wancoll.native.engine import Calls, Cancelled, Done, Engine, LaneDown, Mismatch, kernel_name
 from wancoll.native.seal import check_possible
 from wancoll.net import clock
 from wancoll.net.contain import contained
@@ -119,6 +119,9 @@ class Daemon:
         self._nursery = nursery
         self.sessions: list[Session] = []  # of those who are attached
         self._by_engine_id: dict[int, Session] = {}
+        self._by_caller: dict[int, Session] = {}
+        self.touched: set[Session] = set()  # see Host
+        self.measuring = False
         self.now = trio.lowlevel.current_clock().current_time  # as trio.current_time() does, by two calls less
         self._no_master_since = self.now()
         self._no_master_reason = "no connection yet"
@@ -134,14 +137,31 @@ class Daemon:
 
     # ---- sessions ------------------------------------------------------------------------------------
 
+    def settle(self) -> None:
+        """All that has come is taken in: let the engine take calls by itself again where nothing stands in its way."""
+        touched, self.touched = self.touched, set()
+        for session in touched:
+            try:
+                session.settle()
+            except ProtocolError as bad:
+                session.nonsense(bad)
+            except Exception as bug:
+                session.met_a_bug(bug, "its calls")
+
+    def allow_commits(self) -> None:
+        """See Host."""
+        limits, lease = self.config.limits, self.control.commit_lease
+        self.engine.lease(lease.ends(self.control.heartbeat_timeout, limits.master_grace))
+
     def has(self, group: str, name: str) -> bool:
         """Whether a client is attached as this member, and has not left."""
-        members = (session.member for session in self.sessions)
+        members = (session.peek for session in self.sessions)
         return any((one.group, one.name) == (group, name) and not one.over for one in members)
 
     def add(self, session: Session) -> None:
         """A client has attached."""
         self.sessions.append(session)
+        self._by_caller[session.number] = session
         if self.control.open:
             session.run(session.member.join())
         else:
@@ -151,6 +171,7 @@ class Daemon:
         """A client is gone and the engine has let go of its ops."""
         if session in self.sessions:
             self.sessions.remove(session)
+            del self._by_caller[session.number]
             self._remember(session)
 
     def started(self, engine_id: int, session: Session) -> None:
@@ -207,8 +228,9 @@ class Daemon:
     def _beat(self, number: int) -> m.Heartbeat:
         """The heartbeat: how far the clients are in their programs, and whose process stands still."""
         now, called, still, recovered = trio.current_time(), [], [], []
+        self.allow_commits()
         for session in self.sessions:
-            member = session.member
+            member = session.peek
             if member.over or not member.mid:
                 continue
             if member.epoch is not None:
@@ -220,6 +242,7 @@ class Daemon:
             state, seconds = session.trainer.look(now)
             if state:
                 still.append((member.mid, seconds, state))
+        self.settle()
         beat = m.Heartbeat(number, called[:MOST_CALLED], still[:MOST_CALLED])
         if not self.control.watched:
             return beat
@@ -297,7 +320,7 @@ class Daemon:
 
     def _members_hear(self, message: m.ToMember) -> None:
         now, number, master = trio.current_time(), self.control.number, self.control.master
-        addressed = [one for one in self.sessions if one.member.addressed(message)]
+        addressed = [one for one in self.sessions if one.peek.addressed(message)]
         if isinstance(message, STOPPING):
             for session in addressed:
                 session.hush()
@@ -321,8 +344,9 @@ class Daemon:
                 session.run(session.member.hear(message, now, number, master))
             if isinstance(message, m.Refused):
                 break  # it answers one Join; another one by this name has its own answer
-        if isinstance(message, m.Evicted) and not any(one.member.addressed(message) for one in self.sessions):
+        if isinstance(message, m.Evicted) and not any(one.peek.addressed(message) for one in self.sessions):
             self.control.send(m.Ended([(message.group, message.mid)]))
+        self.settle()
 
     async def _probe(self, ask: m.Probe) -> None:
         self._probes += 1
@@ -352,8 +376,8 @@ class Daemon:
 
     def _remember(self, session: Session) -> None:
         """The session's member may be over."""
-        if session.member.over and session.member.mid:
-            keep_newest(self._ended, session.member.mid, session.member.group, _MOST_ENDED)
+        if session.peek.over and session.peek.mid:
+            keep_newest(self._ended, session.peek.mid, session.peek.group, _MOST_ENDED)
 
     def _master_lost(self, reason: str, *, live: bool) -> None:
         """No connection, or no longer (*live*); ops go on until master_grace is over."""
@@ -416,6 +440,7 @@ class Daemon:
                 await trio.sleep(_MASTER_POLL)
             for session in self.sessions:
                 session.member.master_is_back()
+            self.settle()
 
     def stop_unheard(self) -> None:
         """Before anything that may commit: members that do so by themselves end where a group may have formed anew.
@@ -428,7 +453,7 @@ class Daemon:
         waited = lease.unheard(now)
         cause = "no answer while this daemon slept" if self.control.connected else self._no_master_reason
         for session in list(self.sessions):
-            if session.member.votes:
+            if session.peek.votes:
                 with session.alone("the master's silence"):
                     session.run(session.member.master_unreachable(self.config.master, waited, cause))
 
@@ -436,11 +461,16 @@ class Daemon:
 
     async def watch_engine(self) -> None:
         """Task: hand the engine's events to the members."""
-        self.hot.add(self.engine.fd, self.take_events)
+        self.hot.add(self.engine.fd, self._serve_engine)
         while True:
             await trio.lowlevel.wait_readable(self.engine.fd)
-            if self.take_events():
+            if self._serve_engine():
                 self.hot.stay()
+
+    def _serve_engine(self) -> bool:
+        short = self.take_events()
+        self.settle()
+        return short
 
     def take_events(self) -> bool:
         """Hand them over. Whether more is expected soon: a lane that is down, or a mismatch, leads elsewhere."""
@@ -451,13 +481,23 @@ class Daemon:
             if isinstance(event, LaneDown):
                 with contained("the lanes", partial(str, event)):
                     self.links.lane_down(event.link, event.lane, event.text)
-            elif (session := self._by_engine_id.get(event.op)) is not None:
+            elif isinstance(event, Calls):
+                if (session := self._by_caller.get(event.caller)) is not None:
+                    session.hold()
+            elif (session := self._whose(event.op)) is not None:
                 try:
                     self._engine_says(session, event)
                 except Exception as bug:
                     session.met_a_bug(bug, event)
             short = short and isinstance(event, Done)
         return short
+
+    def _whose(self, engine_id: int) -> Session | None:
+        """The session of an attempt, which it may have to take over from the engine first."""
+        if engine_id not in self._by_engine_id:
+            for session in self.sessions:
+                session.hold()
+        return self._by_engine_id.get(engine_id)
 
     def _engine_says(self, session: Session, event: Done | Cancelled | Mismatch) -> None:
         if isinstance(event, Mismatch):
@@ -482,6 +522,8 @@ class Daemon:
         if self.recorder is not None:
             raise ConfigError("is being traced already", who=self.name, hint="wait until that is over")
         self.recorder = recorder = Recorder()
+        for session in self.sessions:
+            session.hold()  # and from here on none of them lets the engine take calls unseen
         self.engine.trace(True)
         for session in self.sessions:
             session.record_open(recorder.found)
@@ -600,7 +642,7 @@ async def serve(
                 nursery.start_soon(daemon.talk_to_master)
                 nursery.start_soon(daemon.watch_master)
                 nursery.start_soon(daemon.links.keep_time)
-                nursery.start_soon(daemon.links.watch_notes, daemon.hot, daemon.take_events)
+                nursery.start_soon(daemon.links.watch_notes, daemon.hot, daemon.take_events, daemon.settle)
                 nursery.start_soon(daemon.watcher.run)
                 if config.measure:
                     nursery.start_soon(daemon.measurer.watch)

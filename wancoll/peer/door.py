@@ -180,6 +180,8 @@ class FrontDoor:
         elif arm.action == "heal":
             self._daemon.links.step(links.Heal(arm.name))
         elif arm.name in PEER and arm.action in ("kill", "pause", "clear"):
+            for session in self._daemon.sessions:
+                session.hold()  # the engine's own part of a call has no such places
             self._daemon.failpoints.arm(arm.name, arm.action)
         else:
             return m.Failure(

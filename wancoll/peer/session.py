@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import math
 import socket
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
@@ -21,25 +22,26 @@ from wancoll.errors import ConfigError, ProtocolError
 from wancoll.failpoints import Failpoints
 from wancoll.limits import WORD, blocks, keep_newest
 from wancoll.metrics.core.operations import Operations, Recovery
+from wancoll.native.calls import PREPARED, VOTERS, Caller, Known
 from wancoll.native.engine import Done, Engine, Hearers, Prepared, hash_at
 from wancoll.net.contain import contained, met_a_bug
 from wancoll.net.hot import Hot, glance
 from wancoll.net.stream import Stream
-from wancoll.peer.arena import Arena, ZeroContribution
+from wancoll.peer.arena import Arena, CallRing, ZeroContribution
 from wancoll.peer.config import PeerConfig
 from wancoll.peer.control import Control
 from wancoll.peer.core import commands as cmd
 from wancoll.peer.core import links, outcomes
 from wancoll.peer.core.calls import Call, EpochView, ResolvedCall, noise
 from wancoll.peer.core.member import Member
-from wancoll.peer.core.op import Op, OpState
+from wancoll.peer.core.op import Begun, Op, OpState
 from wancoll.peer.core.tracing import Recorder
 from wancoll.peer.links.hub import LinkHub
 from wancoll.peer.trainer import Trainer
 from wancoll.schedule.choose import wire_codec
 from wancoll.wire import messages as m
 from wancoll.wire.framing import Decoder, encode
-from wancoll.wire.note import DIGEST_AT
+from wancoll.wire.note import DIGEST_AT, pack
 
 log = structlog.get_logger("wancoll.session")
 
@@ -66,12 +68,20 @@ class Host(Protocol):
     askers: int  # operators on the unix socket who will be told that they have
     operations: Operations | None  # what is counted for metrics; None: they are not told
     recorder: Recorder | None  # while somebody traces
+    touched: set[Session]  # that are to settle once what has come is taken in
+    measuring: bool  # how fast a path is: nothing shall begin unseen
 
     def status(self) -> dict[str, object]:
         """The daemon's own view, for LocalStatusRequest."""
 
     def master_away(self) -> str:
         """Which, and for how long; "": it is here."""
+
+    def settle(self) -> None:
+        """All that has come is taken in, for now."""
+
+    def allow_commits(self) -> None:
+        """Tell the engine until when it may commit by itself (C8)."""
 
     def has(self, group: str, name: str) -> bool:
         """Whether a client is attached as this member, and has not left."""
@@ -108,17 +118,25 @@ class Session:
     """
 
     def __init__(self, daemon: Host, stream: Stream, attach: m.Attach, first_engine_id: int) -> None:
-        self._daemon, self._stream = daemon, stream
+        self._daemon, self._stream, self.number = daemon, stream, first_engine_id
         self.attached_at = trio.current_time()
         self.pid = attach.pid
         self.arena = Arena(daemon.arena_bytes)  # first: it may be refused, and then nothing else is held
         try:
             daemon.engine.add_bell(self.arena.bell)
+            self._ring = CallRing()
+            try:
+                place = self.arena.address, self.arena.nbytes
+                self._caller = Caller(daemon.engine, first_engine_id, self._ring.map, place, self._ring.wake)
+            except BaseException:
+                self._ring.close()
+                daemon.engine.remove_bell(self.arena.bell)
+                raise
         except BaseException:
             self.arena.close()
             raise
         self.trainer = Trainer(stream.socket)
-        self.member = Member(
+        self.peek = Member(
             attach.group,
             attach.member,
             attach.start_world,
@@ -135,6 +153,11 @@ class Session:
         self._prepared: dict[ResolvedCall, Prepared] = {}
         self._hearers: dict[tuple[int, ...], Hearers] = {}  # by mids
         self._in_engine: set[int] = set()
+        self._lent = False  # the engine takes the client's calls, and has the member's state (C14)
+        self._offered: dict[Call, int] = {}  # calls of this epoch that the client may repeat through the ring
+        self._by_number: dict[int, tuple[int, Call]] = {}  # those, and of epochs before: epoch and call
+        self._numbers = itertools.count(1)
+        self._unprepared: set[int] = set()  # of those that are offered: the engine does not know them now
         self._hushed = False  # the member is about to hear that it stops
         self._behind: deque[Op | m.FromDaemon] = deque()  # what is handed over, and what the client is told after it
         self._room = trio.Event()  # set when an op left; wakes a reader that is held back
@@ -147,6 +170,7 @@ class Session:
         self._broken = False
         self._goodbye = False  # the client has said it
         self._taken = 0  # the client's number of the last call that has reached the member
+        self._called = 0  # the highest seq that the engine has begun by itself, at the last look
         self._asked: outcomes.Ending | None = None  # an operator wants it to leave: what the client will be told
         self._leave_by = math.inf  # then: until then it waits for the client's next update_membership
         self._stands = False  # at that: the client has called it, and it is not posted
@@ -164,10 +188,12 @@ class Session:
         """A bug: what is known of the member may be half changed, so it is out, without asking it."""
         if self._broken:
             return
+        self._broken = True
+        self.hold()
         leave = m.Leave(self.member.group, self.member.name, f"a bug of its daemon: {why}"[:1024])
         if not self.member.over:  # else it is out, and another one may have its name
             self._daemon.control.send(leave)
-        self._broken = self.member.over = True
+        self.member.over = True
         hint = "this is a bug of the daemon, its log says more; connect again to rejoin as a new member"
         self.tell(m.Failure(0, "PeerDaemonLost", why, who=self.member.name, hint=hint))
         for engine_id in self._in_engine:
@@ -181,13 +207,14 @@ class Session:
         """Serve the client until it goes; *first* are messages that came with the attach."""
         attached = encode(m.Attached(self._daemon.name, self.arena.nbytes))
         try:
-            socket.send_fds(self._stream.socket, [attached], [self.arena.fd, self.arena.bell])
+            shared = [self.arena.fd, self.arena.bell, self._ring.fd, self._ring.theirs.fileno()]
+            socket.send_fds(self._stream.socket, [attached], shared)
         except OSError:  # the client has gone already
             self._daemon.links.ask(self.links, links.Leave())
-            self.trainer.close()
-            self._daemon.engine.remove_bell(self.arena.bell)
-            self.arena.close()
+            self._close()
             return
+        finally:
+            self._ring.theirs.close()
         self._daemon.add(self)
         hot, fd = self._daemon.hot, self._stream.socket.fileno()
         hot.add(fd, partial(self._take_one, decoder))
@@ -223,13 +250,141 @@ class Session:
                 await self.wait_idle()
                 await self._stream.drain()
             self._daemon.remove(self)
-            self.trainer.close()
-            self._daemon.engine.remove_bell(self.arena.bell)
             self._stream.close()
-            if self.idle:
-                self.arena.close()
-            else:
-                log.error("an op still uses the arena, which is kept mapped", member=self.member.name)
+            self._close()
+
+    def _close(self) -> None:
+        self.trainer.close()
+        self._caller.close()
+        self._daemon.touched.discard(self)
+        self._daemon.engine.remove_bell(self.arena.bell)
+        if self.idle:
+            self._ring.close()
+            self.arena.close()
+        else:
+            log.error("an op still uses the arena, which is kept mapped", member=self.peek.name)
+
+    # ---- calls that the engine takes by itself -------------------------------------------------------
+
+    @property
+    def member(self) -> Member:
+        """The member, whose state is the daemon's from here on; *peek* is enough for what the engine never changes."""
+        self.hold()
+        return self.peek
+
+    def hold(self) -> None:
+        """Take the member's state over from the engine, and give it back when all that has come is taken in."""
+        self._daemon.touched.add(self)
+        if self._lent:
+            self._lent = False
+            known = self._caller.hold()
+            assert known is not None
+            self._take_over(known)
+
+    def settle(self) -> None:
+        """Take the calls that wait in the ring; let the engine take those that follow, if nothing stands in its way."""
+        while not (self._lent or self._taking or self._daemon.ending or self._asked or self._is_full()):
+            if not self._take_from_ring():
+                break
+        if self._lent or not self._offered or not self._may_lend():
+            return
+        member, points = self.peek, self._daemon.failpoints
+        watched = self._daemon.recorder is not None or self._daemon.measuring or points.armed
+        if watched or self._in_engine or not member.at_rest:
+            return
+        view, tally = member.view, member.collectives.tally
+        assert view is not None
+        assert tally is not None
+        for number in sorted(self._unprepared):
+            self._prepare_call(number, view)
+        self._unprepared.clear()
+        claims = {self.links.links[mid, links.COLLECTIVES].number: tally.claims[mid] for mid in sorted(tally.others)}
+        self._daemon.allow_commits()
+        self._lent = True
+        self._caller.lend(view.epoch.epoch, tally.committed, self._taken + 1, member.attempts.next, claims)
+
+    def _may_lend(self) -> bool:
+        out = self._broken or self._stream.overflow or self._daemon.ending or self._asked or self._taking
+        return not (out or self._hushed or self._behind or self._looks or self._recovery.since is not None)
+
+    def _take_from_ring(self) -> bool:
+        """Post the next call if it waits in the ring."""
+        found = self._caller.next(self._taken + 1)
+        if found is None:
+            return False
+        epoch, call = self._by_number.get(found.prepared, (0, None))
+        if call is None:
+            raise ProtocolError("posted a call that was not prepared", who=self.peek.name, got=str(found.prepared))
+        regions = found.input_buffer, found.result_buffer
+        self._post(m.Post(found.number, call.posted, *regions, epoch, filled=found.filled, shown=found.shown))
+        return True
+
+    def nonsense(self, bad: ProtocolError) -> None:
+        """The client has posted what cannot be: the task that serves it ends."""
+        self._bad = bad
+        self._stream.end()
+
+    def _offer(self, op: Op) -> int:
+        """The number under which the client may repeat the call that *op* was; 0: it may not.
+
+        Held back: what the members do not commit, what the master is told of each time, and what rounds by its seq.
+        """
+        view, call, resolved = self.peek.view, op.call, op.resolved
+        if op.p2p or view is None or resolved is None or not view.votes or call.world is not view.world:
+            return 0
+        odd = call.posted.grace or call.posted.rounding == "stochastic" or op.zeros or not resolved.proves_all
+        if odd or not 2 <= len(view.world.mids) <= VOTERS + 1:
+            return 0
+        number = self._offered.get(call, 0)
+        if not number and len(self._offered) < PREPARED:
+            number = self._offered[call] = next(self._numbers)
+            epoch = view.epoch.epoch
+            for old in [one for one, (of, _) in self._by_number.items() if of < epoch]:
+                del self._by_number[old]  # the client knows this epoch, and speaks of none before any more
+            self._by_number[number] = epoch, call
+            self._unprepared.add(number)
+        return number
+
+    def _prepare_call(self, number: int, view: EpochView) -> None:
+        call = self._by_number[number][1]
+        resolved = call.resolved(view, self._daemon.config.limits)
+        prepared = self._prepared.get(resolved) or self._prepare(resolved, view, links.COLLECTIVES)
+        vote = pack(m.Vote(*view.head, 0, 0, resolved.fingerprint, 0))
+        others = tuple(sorted(mid for mid in view.world.mids if mid != view.mid))
+        self._caller.prepare(
+            number, prepared, self.links.stamp(links.COLLECTIVES), resolved.fingerprint, vote,
+            DIGEST_AT if call.posted.kind in SAME_RESULT else 0, self._hearers_of(others),
+            (call.input_bytes, call.result_bytes),
+        )  # fmt: skip
+
+    def _forget_prepared(self) -> None:
+        """Links have other numbers, or the epoch another round: what is offered is prepared anew."""
+        self._prepared.clear()
+        self._hearers.clear()
+        self._caller.clear()
+        self._unprepared = set(self._offered.values())
+
+    def _take_over(self, known: Known) -> None:
+        """Let the member know what the engine has done by itself."""
+        self._taken, ahead = known.number - 1, trio.current_time() - time.monotonic()
+        by_link = {link.number: mid for (mid, _), link in self.links.links.items()}
+        begun = []
+        for one in known.started:
+            call, slot = self._by_number[one.call.prepared][1], one.call
+            heard = frozenset(by_link[link] for link in one.voters if link in by_link)
+            begun.append(
+                Begun(
+                    slot.number, call, slot.input_buffer, slot.result_buffer,
+                    slot.filled if call.input_bytes else -1, slot.shown,
+                    one.seq, one.op, one.began + ahead, one.seconds, one.done, one.committed, one.digest,
+                    one.bytes_sent, one.bytes_saved, one.codec_error, heard, one.heard_digest,
+                )
+            )  # fmt: skip
+            if not one.done:
+                self._in_engine.add(one.op)
+                self._daemon.started(one.op, self)
+        claims = {by_link[link]: claim for link, claim in known.claims.items() if link in by_link}
+        self.run(self.peek.take_over(begun, claims, known.op, self._daemon.now()))
 
     def _take_one(self, decoder: Decoder[m.FromClient]) -> bool:
         """Take a call that is there, if nothing stands in its way; all else is left to the task. See Hot."""
@@ -239,10 +394,9 @@ class Session:
         if post is None:
             return False
         try:
-            self._post(post)
+            self._post_in_order(post)
         except ProtocolError as bad:
-            self._bad = bad
-            self._stream.end()
+            self.nonsense(bad)
         except Exception as bug:
             self.met_a_bug(bug, post)
         return True
@@ -250,6 +404,7 @@ class Session:
     async def _take(self, messages: list[m.FromClient]) -> bool:
         self._taking = True
         for message in messages:
+            self.hold()
             if self._daemon.ending and not isinstance(message, m.Detach):
                 await trio.sleep_forever()  # no new ops while draining; the daemon cancels this when it leaves
             if self._leaves_at(message):
@@ -267,8 +422,9 @@ class Session:
                 raise ProtocolError(
                     "sent a message out of place", who=self.member.name, expected="Post or Detach", got=str(message)
                 )
-            self._post(message)
+            self._post_in_order(message)
         self._taking = False
+        self._daemon.settle()
         return True
 
     def ask_to_leave(self, why: outcomes.Ending, by: float) -> None:
@@ -306,8 +462,15 @@ class Session:
 
     def _is_full(self) -> bool:
         """Whether the next call has to wait."""
-        full = self.member.in_flight >= self._daemon.config.limits.ops_in_flight and not self.member.over
+        full = self.peek.in_flight >= self._daemon.config.limits.ops_in_flight and not self.peek.over
         return full or bool(self._behind)
+
+    def _post_in_order(self, post: m.Post) -> None:
+        """Post a call that came over the socket, after those in the ring that the client has called before."""
+        self.hold()
+        while self._taken + 1 < post.id and self._take_from_ring():
+            pass
+        self._post(post)
 
     def _post(self, post: m.Post) -> None:
         self._daemon.stop_unheard()
@@ -383,6 +546,8 @@ class Session:
                 case cmd.ToMaster(message):
                     self._to_master(message)
                 case cmd.ToClient(message, op):
+                    if isinstance(message, m.Result) and op is not None:
+                        message = replace(message, prepared=self._offer(op))
                     self._to_client(message)
                     if isinstance(message, m.EpochInfo) or self._recovery.since is not None:
                         self._look_for_recovery(message)
@@ -392,6 +557,9 @@ class Session:
                         self._count(self._daemon.operations, message, op)
                 case cmd.StartOp(op, beside):
                     self._start(op, beside=beside)
+                case cmd.Committed(result, op):
+                    if self._daemon.operations is not None:
+                        self._count(self._daemon.operations, result, op)
                 case cmd.HandOver(op):
                     if not self._behind:
                         self._daemon.soon(self._hand_over)
@@ -401,14 +569,18 @@ class Session:
                 case cmd.SendNote(mids, note, again):
                     self._say(mids, note, again=again)
                 case _:
+                    if isinstance(command, links.Enter | links.Round):
+                        self._forget_prepared()
                     if isinstance(command, links.Enter):
+                        self._offered.clear()
+                        self._unprepared.clear()
                         self._daemon.failpoints.hit("on_epoch")
                     self._daemon.links.ask(self.links, command)
 
     def _links_say(self, told: links.Told) -> None:
         if isinstance(told, links.LinksUp | links.P2PUp):
-            self._prepared.clear()  # a link that was dialled anew has another number, also within one epoch
-            self._hearers.clear()
+            self.hold()
+            self._forget_prepared()  # a link that was dialled anew has another number, also within one epoch
         if isinstance(told, links.LinkLost):
             self._recovery.noticed(trio.current_time())
         try:
@@ -524,10 +696,13 @@ class Session:
         points = self._daemon.failpoints
         if not op.hearers or self._hushed or (points.armed and points.between_notes):
             return None
-        found = self._hearers.get(op.hearers)
+        return self._hearers_of(op.hearers)
+
+    def _hearers_of(self, mids: tuple[int, ...]) -> Hearers:
+        found = self._hearers.get(mids)
         if found is None:
-            ends = (self.links.links[mid, links.COLLECTIVES] for mid in op.hearers)
-            found = self._hearers[op.hearers] = Hearers([link.number for link in ends])
+            ends = (self.links.links[mid, links.COLLECTIVES] for mid in mids)
+            found = self._hearers[mids] = Hearers([link.number for link in ends])
         return found
 
     def _record(self, recorder: Recorder, message: m.FromDaemon, op: Op) -> None:
@@ -596,6 +771,7 @@ class Session:
 
     def hush(self) -> None:
         """The engine says no note of this member's ops any more, nor of those that begin before unhush()."""
+        self.hold()
         self._hushed = True
         for engine_id in self._in_engine:
             self._daemon.engine.withhold_vote(engine_id)
@@ -613,7 +789,20 @@ class Session:
         return self._has_gaps(op)  # the engine has not seen it yet
 
     def look(self) -> None:
-        """At each heartbeat: which of the inputs that were being filled are there, and which votes are not."""
+        """At each heartbeat: which of the inputs that were being filled are there, and which votes are not.
+
+        What the engine has committed by itself is taken in; what it does not end within a heartbeat is taken over.
+        """
+        if self._lent:
+            known = self._caller.look()
+            assert known is not None
+            self._take_over(known)
+            interval, now = self._daemon.config.limits.heartbeat_interval, time.monotonic()
+            late = known.oldest and now - known.oldest >= interval
+            if not late and max(known.claims.values()) <= known.committed:
+                self._called = known.called
+                return
+            self.hold()
         self.run(self.member.ask(trio.current_time()))
         for op in list(self.member.collectives.open.values()):
             if not op.there and not self._has_gaps(op):
@@ -625,7 +814,9 @@ class Session:
     @property
     def called(self) -> int:
         """The highest seq that the client has called; a call counts when its input is there, and so do those after."""
-        table = self.member.collectives
+        if self._lent:
+            return self._called  # at the last look: what has not ended since is young
+        table = self.peek.collectives
         lacking = (seq for seq, op in table.open.items() if self.lacks_input(op))
         return min(lacking, default=table.called + 1) - 1
 

@@ -53,3 +53,13 @@ wc_link *wc_link_find(const wc_engine *engine, uint64_t id)
         link = link->next;
     return link;
 }
+
+wc_link *wc_link_hold(wc_engine *engine, uint64_t id)
+{
+    pthread_mutex_lock(&engine->mutex);
+    wc_link *link = wc_link_find(engine, id);
+    if (link)
+        atomic_fetch_add(&link->refs, 1);
+    pthread_mutex_unlock(&engine->mutex);
+    return link;
+}

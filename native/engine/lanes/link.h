@@ -26,5 +26,6 @@ wc_link *wc_link_new(wc_engine *engine, uint64_t id, uint32_t lanes, uint32_t la
 void wc_link_free(wc_link *link);
 void wc_link_unref(wc_link *link);
 wc_link *wc_link_find(const wc_engine *engine, uint64_t id); /* engine->mutex held */
+wc_link *wc_link_hold(wc_engine *engine, uint64_t id);       /* the same, kept until wc_link_unref */
 
 #endif

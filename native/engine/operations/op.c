@@ -16,6 +16,8 @@ static void *room(wc_work *work, size_t count, size_t size)
 void wc_work_free(wc_work *work)
 {
     wc_commands_free(work->cancelling);
+    if (work->caller)
+        wc_caller_unref(work->caller);
     wc_scratch_give(work->engine, work->scratch);
     wc_hashes_free(&work->hashes);
     for (uint32_t i = 0; i < work->rooms_count; i++)
@@ -196,14 +198,15 @@ static void settle(wc_work *work)
     const uint64_t digest = event.value, first = atomic_load(&work->first), last = atomic_load(&work->last);
     event.first = first;
     event.last = last;
-    bool signal = false;
+    bool signal = false, speaks = true;
+    const bool taken = !aborted && work->caller && wc_caller_finished(work, &event, &speaks);
     pthread_mutex_lock(&engine->mutex);
     table_remove(engine, work);
-    const bool tells = work->speaks && !aborted;
+    const bool tells = work->speaks && speaks && !aborted;
     event.voted = tells;
     if (tells)
         find_hearers(work);
-    if (aborted)
+    if (aborted || taken)
         wc_events_release(&engine->events, 1);
     else
         signal = wc_events_put(&engine->events, &event);

@@ -27,7 +27,7 @@ makes the call. Then it gets that outcome, whatever its own tensor was.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Mapping
 from math import inf
 
 from msgspec.structs import replace
@@ -39,7 +39,7 @@ from wancoll.peer.core import commands as cmd
 from wancoll.peer.core import links, outcomes
 from wancoll.peer.core.calls import Call, EpochView, ResolvedCall, call_of_zeros
 from wancoll.peer.core.liveness.master_session import MasterSession
-from wancoll.peer.core.op import Op, OpState
+from wancoll.peer.core.op import Begun, Op, OpState
 from wancoll.peer.core.op_table import Attempts, OpTable
 from wancoll.wire import messages as m
 from wancoll.wire.note import ROUNDS, Ask, NewRound, pack
@@ -535,6 +535,57 @@ class Collectives(OpTable):
             if self._ran_with(other) and self.round + 1 < ROUNDS:
                 commands += self._begin_round(self.tally, self.round + 1)
         return commands
+
+    # ---- calls that the engine takes by itself -------------------------------------------------------
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether nothing is open, and the next call would start at once: then the engine may take calls (C14)."""
+        tally = self.tally
+        if tally is None or tally.frozen or self.aborted or self.open or self._late or self._voids or self._leaving:
+            return False
+        ready = self._ready and not self._held and tally.others <= self._up and not self.view.too_small
+        return ready and not self._asked and not tally.open and tally.committed == self.called
+
+    def take_over(self, begun: Iterable[Begun], claims: Mapping[int, int]) -> list[cmd.Command]:
+        """Go on with what the engine has *begun* by itself since the tally was at rest, in the order of its seqs.
+
+        *claims*: by mid, up to where each has said that all is committed.
+        """
+        tally, commands = self.tally, list[cmd.Command]()
+        assert tally is not None
+        for one in begun:
+            op = Op(
+                one.seq, one.client_id, one.call, one.input_buffer, one.result_buffer, 0, one.posted_at, one.seq,
+                one.filled, shown=one.shown,
+            )  # fmt: skip
+            op.resolved, op.round, op.engine_id = self.resolved(op), self.round, one.engine_id
+            op.ran, op.attempts, op.hearers, self.called = True, 1, tuple(sorted(tally.others)), one.seq
+            op.vote = pack(m.Vote(*self.view.head, op.seq, 0, op.resolved.fingerprint, tally.committed))
+            op.digest, op.bytes_sent, op.bytes_saved = one.digest, one.bytes_sent, one.bytes_saved
+            op.codec_error, op.finished = one.codec_error, one.done
+            fingerprint = op.resolved.fingerprint
+            if one.done:
+                op.state, op.voted_to, op.there = OpState.done, op.hearers, True
+                tally.finish(op.seq, (self._digest(op), fingerprint))
+            if one.committed:
+                self._keep(op)
+                self.committed = op.seq
+                tally.advance(op.seq)
+                commands.append(cmd.Committed(self._result(op, one.posted_at + one.seconds), op))
+                continue
+            self.open[op.seq] = op
+            if not one.done:
+                op.state = OpState.running
+                op.live.add(op.engine_id)
+                self._attempts.ops[op.engine_id] = op
+            for mid in one.heard:
+                tally.vote(mid, op.seq, (one.heard_digest, fingerprint))
+        for mid, upto in claims.items():
+            tally.claim(mid, upto)
+        for seq in self.open:
+            commands += self._differ(seq)
+        return commands + self._decide_all()
 
     # ---- another round of the epoch (C12) ------------------------------------------------------------
 

@@ -49,6 +49,14 @@ class StartOp(Struct, frozen=True):
     beside: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The engine has told the client by itself that the op is committed: for those who count."""
+
+    result: m.Result
+    of: Op
+
+
 class HandOver(Struct, frozen=True):
     """The late client has called what its daemon took part in: copy the result from op.memory to the client's back."""
 
@@ -61,4 +69,4 @@ class CancelOp(Struct, frozen=True):
     engine_id: int
 
 
-Command = ToMaster | ToClient | links.Wish | SendNote | StartOp | HandOver | CancelOp
+Command = ToMaster | ToClient | links.Wish | SendNote | StartOp | Committed | HandOver | CancelOp

@@ -30,7 +30,7 @@ the client has called it: it fails when it does (race 8).
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 
 from wancoll.errors import ProtocolError
 from wancoll.limits import DEFAULT, Limits
@@ -39,7 +39,7 @@ from wancoll.peer.core import links, outcomes
 from wancoll.peer.core.calls import Call, EpochView, RepeatedCalls, ResolvedCall, check_epoch
 from wancoll.peer.core.collectives import Collectives
 from wancoll.peer.core.liveness.master_session import MasterSession
-from wancoll.peer.core.op import Op, OpState
+from wancoll.peer.core.op import Begun, Op, OpState
 from wancoll.peer.core.op_table import Attempts
 from wancoll.peer.core.p2p import P2P
 from wancoll.wire import messages as m
@@ -386,6 +386,22 @@ class Member:
     def _at(self, now: float) -> None:
         """What commits in this step does so now."""
         self.collectives.now = max(self.collectives.now, now)
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether the engine may take the client's calls by itself (C14)."""
+        return not self.over and not self.master_session.reporting and self.collectives.at_rest
+
+    def take_over(
+        self, begun: Iterable[Begun], claims: Mapping[int, int], next_id: int, now: float
+    ) -> list[cmd.Command]:
+        """The engine has *begun* these calls by itself; its next attempt would have had *next_id*.
+
+        *claims*: see Collectives.
+        """
+        self._at(now)
+        self.attempts.next = max(self.attempts.next, next_id)
+        return self.collectives.take_over(begun, claims)
 
     def links_ready(self, epoch: int, up: Collection[int]) -> list[cmd.Command]:
         """The neighbours' links are up, and in all those to *up* (mids)."""

@@ -129,6 +129,15 @@ class Measurer:
 
     async def _send_burst(self, ask: m.MeasureLink) -> float:
         """Bytes per second; 0: not known."""
+        self._daemon.measuring = True
+        for session in self._daemon.sessions:
+            session.hold()
+        try:
+            return await self._try_burst(ask)
+        finally:
+            self._daemon.measuring = False
+
+    async def _try_burst(self, ask: m.MeasureLink) -> float:
         for _ in range(_BURST_TRIES):
             if not await self._idle():
                 break

@@ -72,7 +72,7 @@ class Watcher:
         live = {number for session in sessions for number, _ in _numbers(session.links)}
         self._known_at = {number: at for number, at in self._known_at.items() if number in live}
         for session, watched in self._watched.items():
-            member = session.member
+            member = session.peek  # what the engine has to itself is young
             watched.waits = None
             if not member.over:
                 watched.waits = self._waits_of(session, now)

@@ -95,7 +95,11 @@ FromClient = Attach | Post | Detach | Arm | LocalStatusRequest | AskToLeave | Tr
 
 
 class Attached(Message, frozen=True):
-    """Answer to Attach; the descriptors of the arena and of the bell (Post.filled) travel with it (SCM_RIGHTS)."""
+    """Answer to Attach. Four descriptors come with it (SCM_RIGHTS).
+
+    They are the arena; the bell (Post.filled); the call ring, and the socket over which its two ends wake each other
+    (native/calls.h).
+    """
 
     daemon: Name
     arena_bytes: Number
@@ -132,6 +136,7 @@ class Result(Message, frozen=True):
     counted: bool = True  # false: the daemon took part with zeros (R20)
     asked_master: bool = True  # false: an update_membership that the members passed without one (C11)
     bytes_in_memory: int = 0  # of bytes_sent
+    prepared: Number = 0  # in this epoch the same call may go through the ring, by this number; 0: it may not
 
 
 class Failure(Message, frozen=True):

@@ -36,4 +36,8 @@ class CommitLease:
 
     def is_over(self, now: float, heartbeat_timeout: float, master_grace: float) -> bool:
         """Whether the lease has ended: the group's name may belong to others."""
-        return now - self._at >= heartbeat_timeout + master_grace
+        return now >= self.ends(heartbeat_timeout, master_grace)
+
+    def ends(self, heartbeat_timeout: float, master_grace: float) -> float:
+        """When it ends, unless a master answers before."""
+        return self._at + heartbeat_timeout + master_grace

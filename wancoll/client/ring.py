@@ -1,0 +1,120 @@
+"""The client's end of the call ring: calls that the engine takes, starts and commits by itself.
+
+A call that was committed once may go through the ring as long as its epoch lasts: the daemon says so with its result
+(Result.prepared). All calls are numbered in one order, whichever way they go, and the daemon takes them in that order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from itertools import starmap
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
+
+from wancoll.collective import Descriptor
+from wancoll.errors import ProtocolError
+from wancoll.native import ffi, lib
+from wancoll.wire import messages as m
+
+if TYPE_CHECKING:
+    from wancoll.client.work import Work
+
+SLOTS = lib.WC_CALLS
+_BYTES = 64  # of wake-ups that are read at once
+
+
+class CallRing:
+    """Slots in memory that the daemon's engine has mapped, and the socket over which both wake each other.
+
+    *fds* as the daemon has sent them: the last two of four are taken out, and belong to the ring. One thread at a time
+    may post, one may take answers.
+
+    Raises:
+        ProtocolError: the memory has another size.
+    """
+
+    def __init__(self, fds: list[int], who: str) -> None:
+        self.socket = socket.socket(fileno=fds.pop())
+        memory = fds.pop()
+        try:
+            size, least = os.fstat(memory).st_size, SLOTS * ffi.sizeof("wc_call")
+            if size < least:
+                raise ProtocolError("sent a call ring of another size", who=who, expected=str(least), got=str(size))
+            self._map = mmap.mmap(memory, size)
+        except BaseException:
+            self.socket.close()
+            raise
+        finally:
+            os.close(memory)
+        slots = ffi.cast("wc_call *", ffi.from_buffer(self._map))
+        self._slots = [slots + slot for slot in range(SLOTS)]
+        self._out = ffi.new("wc_call *")
+        self._wake, self._recv = self.socket.fileno(), self.socket.recv
+        self._next = 0  # the slot that is used next
+        self._posted: deque[tuple[int, int, m.Result]] = deque()  # number, slot, how a committed one is answered
+        self._known: dict[Descriptor, m.Result] = {}  # of the newest epoch: the first result of each
+
+    def learn(self, call: Descriptor, first: m.Result) -> None:
+        """The daemon has committed *call*, and says whether it may go through the ring from now on."""
+        if self._known and next(iter(self._known.values())).epoch != first.epoch:
+            self._known.clear()
+        if first.prepared:
+            self._known[call] = first
+
+    def way(self, call: Descriptor, epoch: int) -> m.Result | None:
+        """Whether *call*, made in *epoch*, can go this way now: then its first result, else None."""
+        known = self._known.get(call)
+        return known if known is not None and known.epoch == epoch and len(self._posted) < SLOTS else None
+
+    def post(self, number: int, first: m.Result, regions: tuple[int, int, int, int], sent: list[Any]) -> None:
+        """Post a call that can go this way. *sent* has an item afterwards if it went out, whatever is raised.
+
+        *regions* as in Post: input, result, filled, shown. Once *sent* has an item, posted() has to be called.
+        """
+        call = (self._slots[self._next], self._wake, number, first.prepared, *regions)
+        sent.extend(starmap(lib.wc_call_post, (call,)))  # one call into C, as in channel.py
+
+    def posted(self, number: int, first: m.Result) -> None:
+        """Call *number* went out."""
+        self._posted.append((number, self._next, first))
+        self._next = (self._next + 1) % SLOTS
+
+    def answers(self, handle: Callable[[m.Result], None], pending: Mapping[int, Work]) -> bool:
+        """Call *handle* with the results of *pending* calls that are there; returns whether there was one.
+
+        *handle* may see a result a second time if it was interrupted by an exception.
+        """
+        found = False
+        while self._posted:
+            number, slot, first = self._posted[0]
+            work = pending.get(number)
+            if work is not None:  # else the daemon has answered it over the other socket
+                if not lib.wc_call_committed(self._slots[slot], number, self._out):
+                    break
+                out = self._out
+                handle(
+                    replace(
+                        first, id=number, seq=out.seq, digest=out.digest, bytes_sent=out.bytes_sent, attempts=1,
+                        bytes_saved=out.bytes_saved, codec_error=out.codec_error,
+                        seconds=time.monotonic() - work.posted_at,
+                    )
+                )  # fmt: skip
+                found = True
+            self._posted.popleft()
+        return found
+
+    def drain(self) -> None:
+        """Forget wake-ups: the answers are looked for after this."""
+        with contextlib.suppress(OSError):  # there is none; or the daemon is gone, which the other socket says
+            self._recv(_BYTES, socket.MSG_DONTWAIT)
+
+    def close(self) -> None:
+        """Close the socket. Nobody may be using it."""
+        self.socket.close()
