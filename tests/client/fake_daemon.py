@@ -20,6 +20,7 @@ import numpy as np
 
 from wancoll.collective import DType, Kind, ReduceOp
 from wancoll.limits import BLOCK, WORD
+from wancoll.peer.arena import RingMemory
 from wancoll.wire import messages as m
 from wancoll.wire.framing import Decoder, encode
 
@@ -62,6 +63,7 @@ class FakeDaemon:
         fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         self.map = mmap.mmap(self.fd, ARENA)
         self.bell = os.eventfd(0)
+        self.ring = RingMemory()
         self.bytes = np.frombuffer(self.map, np.uint8)
         self.client: socket.socket | None = None
         self._thread = threading.Thread(target=self._serve, name="fake daemon")
@@ -224,6 +226,7 @@ class FakeDaemon:
         self.map.close()
         os.close(self.fd)
         os.close(self.bell)
+        self.ring.close()
         assert not self.errors, self.errors
 
     def __enter__(self) -> Self:
@@ -260,7 +263,11 @@ class FakeDaemon:
             instead = self.on_attach(message)
             if instead is None:
                 assert self.client is not None
-                socket.send_fds(self.client, [encode(m.Attached("fake", ARENA))], [self.fd, self.bell])
+                socket.send_fds(
+                    self.client,
+                    [encode(m.Attached("fake", ARENA))],
+                    [self.fd, self.bell, self.ring.fd, self.ring.theirs],
+                )
                 self.epoch(1, self.world)
             else:
                 self.send(*instead)

@@ -206,7 +206,7 @@ def test_path_too_long() -> None:
         (
             [m.Attached("fake", 4096)],
             ProtocolError,
-            "sent no arena; expected two file descriptors",
+            "sent no arena; expected four file descriptors",
         ),
         ([], PeerDaemonLost, "closed the connection during the handshake"),
     ],

@@ -80,6 +80,9 @@ def session_with(engine: Engine, client: socket.socket) -> tuple[Session, list[m
         now=trio.current_time,
         operations=None,
         recorder=None,
+        touched=set(),
+        measuring=False,
+        caller=lambda *_: SimpleNamespace(clear=lambda: None, next=lambda number: None),
     )
     stream: Any = SimpleNamespace(send=lambda data: None, end=lambda: None, socket=client)
     session = Session(host, stream, m.Attach(1, "g", "m1", 2, 1, 4711), 100)

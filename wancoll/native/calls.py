@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import socket
 from collections.abc import Collection
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -64,16 +63,15 @@ class Known(NamedTuple):
 class Caller:
     """A client of the engine: its ring, in memory that it shares, and what the engine has prepared of its calls.
 
-    Held at first: then all is the daemon's. *number* is told by Calls events; *wake* stays the caller's.
+    Held at first: then all is the daemon's. *number* is told by Calls events; *arena*: address and bytes; *wake*: the
+    engine's end of the socket, which stays the caller's.
     """
 
-    def __init__(
-        self, engine: Engine, number: int, ring: mmap.mmap, arena: tuple[int, int], wake: socket.socket
-    ) -> None:
+    def __init__(self, engine: Engine, number: int, ring: mmap.mmap, arena: tuple[int, int], wake: int) -> None:
         self._ring, self._kept = ffi.from_buffer(ring, require_writable=True), list[object]()
         address, nbytes = arena
         slots = ffi.cast("wc_call *", self._ring)
-        caller = lib.wc_caller_new(engine._live, number, slots, ffi.cast("void *", address), nbytes, wake.fileno())
+        caller = lib.wc_caller_new(engine._live, number, slots, ffi.cast("void *", address), nbytes, wake)
         if not caller:
             raise OSError(ffi.errno, os.strerror(ffi.errno))
         self._caller: c.Pointer | None = caller

@@ -61,7 +61,7 @@ class Arena:
         os.close(self.bell)
 
 
-class CallRing:
+class RingMemory:
     """Memory in which a client posts prepared calls to the engine, and the two ends over which they wake each other.
 
     *wake* is the engine's end, *theirs* the client's.
@@ -74,16 +74,22 @@ class CallRing:
             os.ftruncate(self.fd, size)
             fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)
             self.map = mmap.mmap(self.fd, size)
-            self.wake, self.theirs = socket.socketpair()
+            self.wake, self.theirs = (end.detach() for end in socket.socketpair())
         except BaseException:
             os.close(self.fd)
             raise
 
     def close(self) -> None:
         """Let go of all. The engine's caller must be closed."""
-        self.wake.close()
-        self.theirs.close()
+        self.handed_over()
+        os.close(self.wake)
         os.close(self.fd)
+
+    def handed_over(self) -> None:
+        """The client has its end, or never will."""
+        theirs, self.theirs = self.theirs, -1
+        if theirs >= 0:
+            os.close(theirs)
 
 
 def _map(fd: int, nbytes: int) -> int:

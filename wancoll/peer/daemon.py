@@ -25,6 +25,7 @@ from wancoll.limits import THREADS, keep_newest
 from wancoll.local import default_socket, default_state, join_address, split_addresses
 from wancoll.metrics.core.operations import Operations
 from wancoll.metrics.guard import listeners_for
+from wancoll.native.calls import Caller
 from wancoll.native.engine import Calls, Cancelled, Done, Engine, LaneDown, Mismatch, kernel_name
 from wancoll.native.seal import check_possible
 from wancoll.net import clock
@@ -34,6 +35,7 @@ from wancoll.net.hot import Hot
 from wancoll.net.listen import claim_socket, open_listeners, serve_connections
 from wancoll.net.wallet import Wallet
 from wancoll.peer import process_lock
+from wancoll.peer.arena import Arena, RingMemory
 from wancoll.peer.config import PeerConfig
 from wancoll.peer.control import Control
 from wancoll.peer.core import outcomes
@@ -147,6 +149,10 @@ class Daemon:
                 session.nonsense(bad)
             except Exception as bug:
                 session.met_a_bug(bug, "its calls")
+
+    def caller(self, number: int, ring: RingMemory, arena: Arena) -> Caller:
+        """See Host."""
+        return Caller(self.engine, number, ring.map, (arena.address, arena.nbytes), ring.wake)
 
     def allow_commits(self) -> None:
         """See Host."""

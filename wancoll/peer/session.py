@@ -27,7 +27,7 @@ from wancoll.native.engine import Done, Engine, Hearers, Prepared, hash_at
 from wancoll.net.contain import contained, met_a_bug
 from wancoll.net.hot import Hot, glance
 from wancoll.net.stream import Stream
-from wancoll.peer.arena import Arena, CallRing, ZeroContribution
+from wancoll.peer.arena import Arena, RingMemory, ZeroContribution
 from wancoll.peer.config import PeerConfig
 from wancoll.peer.control import Control
 from wancoll.peer.core import commands as cmd
@@ -80,6 +80,9 @@ class Host(Protocol):
     def settle(self) -> None:
         """All that has come is taken in, for now."""
 
+    def caller(self, number: int, ring: RingMemory, arena: Arena) -> Caller:
+        """Let the engine know a client."""
+
     def allow_commits(self) -> None:
         """Tell the engine until when it may commit by itself (C8)."""
 
@@ -124,10 +127,9 @@ class Session:
         self.arena = Arena(daemon.arena_bytes)  # first: it may be refused, and then nothing else is held
         try:
             daemon.engine.add_bell(self.arena.bell)
-            self._ring = CallRing()
+            self._ring = RingMemory()
             try:
-                place = self.arena.address, self.arena.nbytes
-                self._caller = Caller(daemon.engine, first_engine_id, self._ring.map, place, self._ring.wake)
+                self._caller = daemon.caller(first_engine_id, self._ring, self.arena)
             except BaseException:
                 self._ring.close()
                 daemon.engine.remove_bell(self.arena.bell)
@@ -207,14 +209,14 @@ class Session:
         """Serve the client until it goes; *first* are messages that came with the attach."""
         attached = encode(m.Attached(self._daemon.name, self.arena.nbytes))
         try:
-            shared = [self.arena.fd, self.arena.bell, self._ring.fd, self._ring.theirs.fileno()]
+            shared = [self.arena.fd, self.arena.bell, self._ring.fd, self._ring.theirs]
             socket.send_fds(self._stream.socket, [attached], shared)
         except OSError:  # the client has gone already
             self._daemon.links.ask(self.links, links.Leave())
             self._close()
             return
         finally:
-            self._ring.theirs.close()
+            self._ring.handed_over()
         self._daemon.add(self)
         hot, fd = self._daemon.hot, self._stream.socket.fileno()
         hot.add(fd, partial(self._take_one, decoder))
