@@ -7,7 +7,7 @@ from pathlib import Path
 from cffi import FFI
 
 HERE = Path(__file__).resolve().parent
-FACES = ("kernels.h", "engine.h", "digest.h", "pages.h", "fill.h", "calls.h")
+FACES = ("kernels.h", "engine.h", "digest.h", "pages.h", "fill.h", "calls.h", "engine/calls/law.h")
 ROOMS = ("engine", "engine/calls", "engine/lanes", "engine/operations", "engine/streams", "kernels")
 TEXTS = {
     "wc_cuda_text": "kernels/cuda.cu",

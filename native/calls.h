@@ -54,8 +54,8 @@ typedef struct {
     uint64_t called;    /* seq: up to here all is started; told only */
     uint64_t number;    /* the client's number of its next call */
     uint64_t op;        /* id of the next attempt */
-    uint64_t claims[64]; /* by voter: up to where it has said that all is committed */
-    uint64_t links[64]; /* of the voters: all other members */
+    uint64_t claims[WC_VOTERS]; /* by voter: up to where it has said that all is committed */
+    uint64_t links[WC_VOTERS]; /* of the voters: all other members */
     uint32_t voters;
 } wc_terms;
 

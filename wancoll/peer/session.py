@@ -285,9 +285,8 @@ class Session:
 
     def settle(self) -> None:
         """Take the calls that wait in the ring; let the engine take those that follow, if nothing stands in its way."""
-        while not (self._lent or self._taking or self._daemon.ending or self._asked or self._is_full()):
-            if not self._take_from_ring():
-                break
+        while self._takes_calls() and not self._is_full() and self._take_from_ring():
+            pass
         if self._lent or not self._offered or not self._may_lend():
             return
         member, points = self.peek, self._daemon.failpoints
@@ -304,6 +303,10 @@ class Session:
         self._daemon.allow_commits()
         self._lent = True
         self._caller.lend(view.epoch.epoch, tally.committed, self._taken + 1, member.attempts.next, claims)
+
+    def _takes_calls(self) -> bool:
+        leaves = self._stands or (self._asked is not None and trio.current_time() >= self._leave_by)
+        return not (self._lent or self._taking or self._daemon.ending or leaves)
 
     def _may_lend(self) -> bool:
         out = self._broken or self._stream.overflow or self._daemon.ending or self._asked or self._taking
