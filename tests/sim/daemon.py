@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from tests.sim.clock import Process, Timer
 from tests.sim.engine import ITEM, Engine
+from tests.sim.lent import Lent
 from tests.sim.links import LinkHub
 from tests.sim.network import End
 from wancoll.collective import DATALESS, SAME_RESULT, Kind
@@ -21,6 +22,7 @@ from wancoll.limits import PROTOCOL_VERSION
 from wancoll.peer.core import commands as cmd
 from wancoll.peer.core import links
 from wancoll.peer.core import member as core
+from wancoll.peer.core.calls import ResolvedCall
 from wancoll.peer.core.liveness.commit_lease import CommitLease
 from wancoll.peer.core.op import Op
 from wancoll.wire import messages as m
@@ -53,6 +55,8 @@ class Daemon(Process):
             self._noted,
             self._saying,
             world.copies,
+            self._finished,
+            self._told,
         )
         self.links = LinkHub(world, self, self.engine)
         self.by_engine_id: dict[int, Session] = {}
@@ -206,14 +210,15 @@ class Daemon(Process):
         self.after(self._interval, lambda: self._heartbeat(this, number))
 
     def _called(self) -> list[tuple[int, int, int, int]]:
-        members = (one.member for one in self.sessions if one.member.epoch and not one.member.over)
-        return [(one.mid, one.epoch_number, one.collectives.called, one.collectives.settled) for one in members]
+        told = ((one.peek, one.called) for one in self.sessions if one.peek.epoch and not one.peek.over)
+        return [(one.mid, one.epoch_number, called, one.collectives.settled) for one, called in told]
 
     # ---- daemon.py -----------------------------------------------------------------------------------
 
     def _look(self) -> None:
         for session in list(self.sessions):
-            session.run(session.member.ask(self.clock.now))
+            if not session.engine.lent or not session.engine.look():
+                session.run(session.member.ask(self.clock.now))
 
     def add(self, session: Session) -> None:
         self.sessions.append(session)
@@ -226,8 +231,8 @@ class Daemon(Process):
             self._remember(session)
 
     def _remember(self, session: Session) -> None:
-        if session.member.over and session.member.mid:
-            self._ended[session.member.mid] = session.member.group
+        if session.peek.over and session.peek.mid:
+            self._ended[session.peek.mid] = session.peek.group
 
     def next_engine_id(self) -> int:
         self._next_range += 1
@@ -243,7 +248,7 @@ class Daemon(Process):
             report = m.LinkReport([m.LinkMeasure(message.daemon, rtt, bandwidth, 0, 0.0)])
             self.after(0.1, lambda: self.send(report))
             return
-        addressed = [one for one in self.sessions if one.member.addressed(message)]
+        addressed = [one for one in self.sessions if one.peek.addressed(message)]
         if isinstance(message, core.STOPPING):
             for session in addressed:
                 session.hush()
@@ -260,7 +265,7 @@ class Daemon(Process):
             session.run(commands)
             if isinstance(message, m.Refused):
                 break
-        if isinstance(message, m.Evicted) and not any(one.member.addressed(message) for one in self.sessions):
+        if isinstance(message, m.Evicted) and not any(one.peek.addressed(message) for one in self.sessions):
             self.send(m.Ended([(message.group, message.mid)]))
 
     def _probe(self, ask: m.Probe) -> None:
@@ -332,7 +337,7 @@ class Daemon(Process):
     def stop_unheard(self) -> None:
         waited = self._commit_lease.unheard(self.clock.now)
         if self._commit_lease.is_over(self.clock.now, self._timeout, self.limits.master_grace):
-            for session in [one for one in self.sessions if one.member.votes]:
+            for session in [one for one in self.sessions if one.peek.votes]:
                 session.run(session.member.master_unreachable("master", waited, self._no_master_reason))
 
     # ---- the engine's events -------------------------------------------------------------------------
@@ -352,6 +357,22 @@ class Daemon(Process):
             session.released(engine_id)
             session.run(session.member.op_cancelled(engine_id, now=self.clock.now))
 
+    @property
+    def leaseless(self) -> bool:
+        """Whether the commit lease is over."""
+        return self._commit_lease.is_over(self.clock.now, self._timeout, self.limits.master_grace)
+
+    def _finished(self, engine_id: int, digest: int, sent: int, compared: bool) -> bool | None:
+        session = self.by_engine_id[engine_id]
+        taken = session.engine.finished(engine_id, digest, sent, compared)
+        if taken and engine_id in self.engine.flipped:
+            self.world.judge.flipped.add((session.peek.name, *self.engine.flipped[engine_id]))
+        return taken
+
+    def _told(self, engine_id: int) -> None:
+        if (session := self.by_engine_id.get(engine_id)) is not None:
+            session.engine.commit()
+
     def _mismatch(self, engine_id: int, seq: int) -> None:
         session = self.by_engine_id.get(engine_id)
         if session is not None:
@@ -362,7 +383,7 @@ class Daemon(Process):
         self.links.noted(link, note)
 
     def _saying(self, engine_id: int, note: bytes) -> None:
-        self.world.judge.notes(self.by_engine_id[engine_id].member, note)
+        self.world.judge.notes(self.by_engine_id[engine_id].peek, note)
 
     def _down(self, link: int, reason: str) -> None:
         self.after(0.0, lambda: self.links.step(links.Broken(link, reason)))
@@ -375,7 +396,7 @@ class Session:
         self.daemon, self.client, self.world = daemon, client, daemon.world
         self.attached_at = daemon.clock.now
         first = daemon.next_engine_id()
-        self.member = core.Member(self.world.group, client.name, start_world, min_world, first, daemon.limits)
+        self.peek = core.Member(self.world.group, client.name, start_world, min_world, first, daemon.limits)
         self.links = daemon.links.member(self._links_say)
         self.arena: dict[int, tuple[list[int], list[int]]] = {}  # by the client's number: input, result
         self._needed: dict[int, set[int]] = {}  # by channel: members to whom this epoch's links are
@@ -384,19 +405,40 @@ class Session:
         self._queue: deque[m.FromClient] = deque()
         self._closed = False
         self._taken = 0
+        self.engine = Lent(self)
         daemon.add(self)
+
+    @property
+    def member(self) -> core.Member:
+        """Its state is the daemon's from here on; *peek* is enough for what the engine never changes."""
+        self.engine.hold()
+        return self.peek
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether the shell has nothing under way."""
+        return not (self._in_engine or self._hushed or self._closed or self._queue)
+
+    @property
+    def called(self) -> int:
+        """The highest seq that the client has called."""
+        return self.engine.called if self.engine.lent else self.peek.collectives.called
 
     # ---- the client's connection ---------------------------------------------------------------------
 
     def take(self, message: m.FromClient) -> None:
         self._queue.append(message)
         self._room()
+        self.engine.lend()
 
     def _room(self) -> None:
         while self._queue and not self._closed:
-            if self.member.in_flight >= self.daemon.limits.ops_in_flight and not self.member.over:
+            if self.peek.in_flight >= self.daemon.limits.ops_in_flight and not self.peek.over:
                 return
             message = self._queue.popleft()
+            if isinstance(message, m.Post) and self.engine.take(message):
+                self._taken = message.id
+                continue
             if isinstance(message, m.Detach):
                 self.end("detached")
                 return
@@ -427,13 +469,15 @@ class Session:
     def run(self, commands: list[cmd.Command]) -> None:
         for command in commands:
             if isinstance(command, cmd.SendNote):
-                self.world.judge.notes(self.member, command.note)
-        self.world.judge.counts(self.member)
+                self.world.judge.notes(self.peek, command.note)
+        self.world.judge.counts(self.peek)
+        if self.world.lends:
+            self.daemon.after(0.0, self.engine.lend)
         for command in commands:
             match command:
                 case cmd.ToMaster(message):
-                    if not self.member.master_session.reporting or isinstance(message, m.Report | m.Leave):
-                        self.world.judge.says(self.member, message)
+                    if not self.peek.master_session.reporting or isinstance(message, m.Report | m.Leave):
+                        self.world.judge.says(self.peek, message)
                         self.daemon.send(message)
                 case cmd.ToClient(message):
                     if isinstance(message, m.Failure) and not message.id:
@@ -445,13 +489,15 @@ class Session:
                         self.daemon.links.send_note(self.links, mid, note)
                 case cmd.StartOp(op, beside):
                     self._start(op, beside=beside)
+                case cmd.Committed():
+                    pass
                 case cmd.HandOver(op):
                     self.arena[op.client_id][1][:] = op.memory[1]
                 case cmd.CancelOp(engine_id):
                     self.daemon.engine.cancel(engine_id)
                 case _:
                     if isinstance(command, links.Enter):
-                        self.world.judge.enters(self.member.name, command.epoch)
+                        self.world.judge.enters(self.peek.name, command.epoch)
                         self._needed = {links.COLLECTIVES: set(command.neighbours), links.P2P: set()}
                     elif isinstance(command, links.Need):
                         self._needed[command.channel] |= command.mids
@@ -460,15 +506,16 @@ class Session:
     def _links_say(self, told: links.Told) -> None:
         if isinstance(told, links.LinkUnreachable):
             wanted = told.other.mid in self._needed[told.channel]
-            self.world.judge.check(wanted, f"{self.member.name} blames its link to {told.other.name} without need")
-        self.run(self.member.links_say(told, self.daemon.clock.now))
+            self.world.judge.check(wanted, f"{self.peek.name} blames its link to {told.other.name} without need")
+        if not isinstance(told, links.Noted) or not self.engine.hear(told.mid, told.note):
+            self.run(self.member.links_say(told, self.daemon.clock.now))
 
     def _start(self, op: Op, *, beside: bool) -> None:
         self._in_engine.add(op.engine_id)
         self.daemon.by_engine_id[op.engine_id] = self
         resolved = op.resolved
         assert resolved is not None
-        self.world.judge.begins(self.member, op.seq)
+        self.world.judge.begins(self.peek, op.seq)
         if op.zeros:
             op.memory = op.memory or ([0] * (resolved.input_bytes // ITEM), [])
         input_buffer, result_buffer = op.memory if op.zeros else self.arena[op.client_id]
@@ -486,8 +533,28 @@ class Session:
         said = (op.vote, hearers) if hearers else (b"", ())
         self.daemon.engine.post(*head, numbers, input_buffer, result_buffer, digests, op.kind in SAME_RESULT, *said)
 
+    def start_lent(
+        self, engine_id: int, seq: int, number: int, resolved: ResolvedCall, compared: bool, vote: bytes, to: list[int]
+    ) -> None:
+        """The engine starts a call by itself."""
+        self._in_engine.add(engine_id)
+        self.daemon.by_engine_id[engine_id] = self
+        self.world.judge.begins(self.peek, seq)
+        input_buffer, result_buffer = self.arena[number]
+        result_buffer[:] = [-1] * (resolved.result_bytes // ITEM)
+        hearers = tuple(self.links.links[mid, links.COLLECTIVES].number for mid in to)
+        head = (engine_id, self.links.stamp(links.COLLECTIVES), seq, resolved.fingerprint, resolved.schedule)
+        numbers = self.links.numbers(links.COLLECTIVES)
+        self.daemon.engine.post(*head, numbers, input_buffer, result_buffer, True, compared, vote, hearers)
+
+    def ended_lent(self, engine_id: int) -> None:
+        """Nothing of it is in the engine any more."""
+        self._in_engine.discard(engine_id)
+        self.daemon.by_engine_id.pop(engine_id, None)
+
     def hush(self) -> None:
         """The engine says no note of this member any more, nor of what begins before unhush()."""
+        self.engine.hold()
         self._hushed = True
         for engine_id in self._in_engine:
             self.daemon.engine.withhold(engine_id)

@@ -86,6 +86,9 @@ class Engine:
         on_note: (link id, note)
         on_saying: (engine id, note), once it is decided
         copies: () -> how many of a note arrive
+        on_finished: (engine id, digest, bytes sent, whether others have the same) -> whether the daemon need not hear;
+            None: it has to, and the vote is not said
+        on_told: (engine id), once it is decided what becomes of the vote of one of which the daemon need not hear
     """
 
     def __init__(
@@ -99,6 +102,8 @@ class Engine:
         on_note: Callable[[int, bytes], None] = lambda link, note: None,
         on_saying: Callable[[int, bytes], None] = lambda number, note: None,
         copies: Callable[[], int] = lambda: 1,
+        on_finished: Callable[[int, int, int, bool], bool | None] = lambda number, digest, sent, compared: False,
+        on_told: Callable[[int], None] = lambda number: None,
     ) -> None:
         self._process, self._slow = process, slow
         self._on_done, self._on_cancelled, self._on_mismatch, self._on_down = (
@@ -107,7 +112,8 @@ class Engine:
             on_mismatch,
             on_down,
         )
-        self._on_note, self._on_saying, self._copies = on_note, on_saying, copies
+        self._on_note, self._on_saying, self._copies, self._on_finished = on_note, on_saying, copies, on_finished
+        self._on_told = on_told
         self.works: dict[int, Work] = {}
         self.links: dict[int, EngineLink] = {}
         self._events: deque[tuple[Callable[[], None], bool]] = deque()  # to the daemon, in order; whether it is a note
@@ -231,14 +237,18 @@ class Engine:
             self.flipped[work.id] = work.epoch >> ROUND_BITS, work.seq
             work.result_buffer[0] ^= work.id + crc32(self._process.host.encode())  # no two members' alike
         digest = crc32(repr(work.result_buffer).encode()) if work.digests else 0
-        voted = bool(work.vote)
-        self._event(lambda: self._on_done(work.id, digest, work.sent, voted))
+        taken = self._on_finished(work.id, digest, work.sent, work.compared)
+        voted = bool(work.vote) and taken is not None
+        if not taken:
+            self._event(lambda: self._on_done(work.id, digest, work.sent, voted))
         if voted:
             said = unpack(work.vote, "", 0)
             assert isinstance(said, Vote)
             note = pack(msgspec.structs.replace(said, digest=digest if work.compared else 0))
             self._on_saying(work.id, note)
             self._process.after(self._slow(), lambda: self._say(work.hearers, note))
+        if taken:
+            self._on_told(work.id)
 
     def _say(self, hearers: tuple[int, ...], note: bytes) -> None:
         for number in hearers:

@@ -13,6 +13,7 @@ import msgspec
 
 from tests.sim.daemon import Session
 from tests.sim.engine import Engine, EngineLink
+from tests.sim.lent import Lent
 from tests.sim.links import LinkHub
 from tests.sim.master import Master
 from wancoll.collective import Descriptor, Kind
@@ -460,3 +461,61 @@ def a_void_counted_twice() -> Planted:
         real(self, voters, base, {*voids, *(seq + 1 for seq in voids)}, window)
 
     return patch.object(Tally, "__init__", init)
+
+
+# ---- members that are lent to the engine ---------------------------------------------------------------
+
+
+def an_engine_that_counts_one_vote_too_few() -> Planted:
+    """All but one are enough."""
+    real = Lent.lend
+
+    def lend(self: Lent) -> None:
+        before = self.lent
+        real(self)
+        if self.lent and not before and len(self._others) > 1:
+            self._law.voters -= 1
+
+    return patch.object(Lent, "lend", lend)
+
+
+def an_engine_that_goes_on_while_its_member_freezes() -> Planted:
+    """What comes from the master finds the member as it was when it was lent."""
+    real = Session.member.fget  # type: ignore[attr-defined]
+
+    def member(self: Session) -> core.Member:
+        return self.peek if self._hushed or (self.engine.lent and self.daemon.connected) else real(self)
+
+    return patch.object(Session, "member", property(member))
+
+
+def lending_what_is_open() -> Planted:
+    """The engine numbers its calls from what is committed."""
+
+    def at_rest(self: Collectives) -> bool:
+        return self.tally is not None and not self.tally.frozen and self._ready and self.tally.others <= self._up
+
+    return patch.object(Collectives, "at_rest", property(at_rest))
+
+
+def taking_over_without_what_is_finished() -> Planted:
+    """What was voted for runs on, and its vote is said no more."""
+    real = Collectives.take_over
+
+    def take_over(self: Collectives, begun: Any, claims: Any) -> list[cmd.Command]:
+        return real(self, [one._replace(done=one.committed) for one in begun], claims)
+
+    return patch.object(Collectives, "take_over", take_over)
+
+
+def taking_over_in_another_order() -> Planted:
+    """The oldest call comes last."""
+    real = Collectives.take_over
+
+    def take_over(self: Collectives, begun: Any, claims: Any) -> list[cmd.Command]:
+        calls = list(begun)
+        posts = [(one.client_id, one.call) for one in calls]
+        swapped = zip(calls, reversed(posts), strict=True)
+        return real(self, [one._replace(client_id=number, call=call) for one, (number, call) in swapped], claims)
+
+    return patch.object(Collectives, "take_over", take_over)

@@ -148,6 +148,11 @@ SHOWS: dict[str, tuple[str, ...] | None] = {
     "a_joiner_in_the_middle": None,
     "a_close_that_drops_a_report": None,
     "a_void_counted_twice": None,
+    "an_engine_that_counts_one_vote_too_few": None,
+    "an_engine_that_goes_on_while_its_member_freezes": None,
+    "lending_what_is_open": None,
+    "taking_over_without_what_is_finished": None,
+    "taking_over_in_another_order": None,
 }
 
 

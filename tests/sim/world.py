@@ -60,6 +60,7 @@ class World:
         self.random = Random(seed)
         self.odd = odds.draw(self.random, calm=faults)
         self.sums = voters and seed % 4 == 3
+        self.lends = bool(voters) and seed % 2 == 0  # members are lent to their engines, whose law is the one in C
         if self.sums:
             self.odd = dataclasses.replace(self.odd, update_every=15)
         self.behind = seed % 3 == 1  # calls do not wait for an update_membership to end
@@ -188,7 +189,7 @@ class World:
         ended = isinstance(message, m.Failure) and not message.id
         if ended and session.client.alive and (untold := session.untold):  # who is dead reads nothing
             raise Violation(f"{session.client.name} hears of the end before it does of calls {untold} (R8): {message}")
-        session.client.hear(message, session.member.collectives.called + 1)
+        session.client.hear(message, session.called + 1)
 
     def wire(self, message: Any, kind: Any) -> Any:
         """*message* as it comes out of the wire."""
@@ -370,7 +371,7 @@ class World:
 
     def nobody_is_out_unheard(self) -> bool:
         """Whether all who think that they are members are: without a journal the next master would believe them."""
-        members = [one.member for daemon in self.daemons if daemon.alive for one in daemon.sessions]
+        members = [one.peek for daemon in self.daemons if daemon.alive for one in daemon.sessions]
         living = [master for master in self.masters if master.alive] or self.masters[-1:]
         known = living[0].state.members if len(living) == 1 else {}
         return all(one.mid in known and known[one.mid].in_epoch for one in members if one.epoch and not one.over)
