@@ -7,8 +7,10 @@ member, as it does with notes.
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -33,6 +35,20 @@ class Both:
         self.running: list[int] = []
         self.left = set[int]()  # members whose notes the engine has left to the daemon
         self.divergent = False  # a result of this member's own is another than one that was heard
+
+    def copy(self) -> Both:
+        """Another one, in the same state."""
+        other = Both(self.law.voters, 0)
+        ffi.memmove(other.law, ffi.buffer(self.law)[:], ffi.sizeof("wc_law"))
+        other.tally, other.running = deepcopy(self.tally), list(self.running)
+        other.left, other.divergent = set(self.left), self.divergent
+        return other
+
+    def state(self) -> bytes:
+        """What tells it from others."""
+        tally = {seq: (count.votes, count.divergent) for seq, count in self.tally.open.items()}
+        rest = repr((sorted(self.left), self.divergent, self.running, self.tally.committed, sorted(tally.items())))
+        return bytes(ffi.buffer(self.law)) + rest.encode()
 
     def call(self) -> None:
         if not lib.wc_law_full(self.law):
@@ -63,6 +79,7 @@ class Both:
         except ProtocolError:
             assert not taken, "the tally calls it nonsense"
         assert not taken or vote.epoch == EPOCH
+        assert not taken or self.left or self.divergent or vote.seq not in self.tally.divergent
 
     def commit(self) -> None:
         while lib.wc_law_commit(self.law):
@@ -87,8 +104,8 @@ ACTIONS = st.one_of(
 )
 
 
-@settings(max_examples=400)
-@given(others=st.integers(1, 3), base=st.integers(0, 200), actions=st.lists(ACTIONS, max_size=40))
+@settings(max_examples=500)
+@given(others=st.integers(1, 3), base=st.integers(0, 200), actions=st.lists(ACTIONS, min_size=8, max_size=40))
 def test_a_yes_of_the_engine_is_a_yes_of_the_tally(others: int, base: int, actions: list[tuple[Any, ...]]) -> None:
     both = Both(others, base)
     for action in actions:
@@ -105,6 +122,36 @@ def test_a_yes_of_the_engine_is_a_yes_of_the_tally(others: int, base: int, actio
                     vote = replace(vote, **{wrong: differs.get(wrong, 1)})
                 both.hear(voter % others, vote)
         both.commit()
+
+
+@pytest.mark.parametrize(("others", "seqs"), [(1, (1, 2)), (2, (1,)), (3, (1,))])
+def test_no_short_history_has_a_yes_too_many(others: int, seqs: tuple[int, ...]) -> None:
+    """All of them: each state that can be reached, with each thing that can come next."""
+    digests = (5, 6)
+    votes = [
+        Vote("g", voter, EPOCH, seq, digest, FINGERPRINT, 0)
+        for voter in range(others)
+        for seq in seqs
+        for digest in digests
+    ]
+    seen, waiting = set[bytes](), [Both(others, 0)]
+    commits = 0
+    while waiting:
+        both = waiting.pop()
+        nexts: list[tuple[Any, ...]] = [("call",)] if both.law.called < len(seqs) else []
+        nexts += [("finish", which, digest) for which in range(len(both.running)) for digest in digests]
+        nexts += [("hear", vote.mid, vote) for vote in votes if vote.seq <= both.law.called]
+        for name, *arguments in nexts:
+            after = both.copy()
+            getattr(after, name)(*arguments)
+            after.commit()
+            state = after.state()
+            if state not in seen:
+                seen.add(state)
+                waiting.append(after)
+                commits += after.law.committed == len(seqs)
+    assert len(seen) > 30
+    assert commits > 1
 
 
 def test_a_full_run_commits_in_order_whatever_order_votes_come_in() -> None:

@@ -37,6 +37,12 @@ uint64_t wc_law_start(wc_law *law, uint64_t fingerprint)
     return law->called;
 }
 
+/* Whether nobody has said another result than this member's own. */
+static bool is_equal(const wc_votes *votes)
+{
+    return !votes->voters || votes->heard_digest == votes->digest;
+}
+
 bool wc_law_finish(wc_law *law, uint64_t seq, uint64_t digest)
 {
     wc_votes *count = wc_law_votes(law, seq);
@@ -44,7 +50,7 @@ bool wc_law_finish(wc_law *law, uint64_t seq, uint64_t digest)
     count->digest = digest;
     if (seq > law->finished)
         law->finished = seq;
-    return !count->voters || count->heard_digest == digest;
+    return is_equal(count);
 }
 
 bool wc_law_hear(wc_law *law, uint32_t voter, const wc_vote *vote)
@@ -69,7 +75,7 @@ uint64_t wc_law_commit(wc_law *law)
 {
     const wc_votes *next = wc_law_votes(law, law->committed + 1);
     uint64_t all = law->voters == 64 ? UINT64_MAX : ((uint64_t)1 << law->voters) - 1;
-    if (!law->open || law->committed == law->called || !next->finished || next->voters != all)
+    if (!law->open || law->committed == law->called || !next->finished || next->voters != all || !is_equal(next))
         return 0;
     return ++law->committed;
 }
