@@ -21,7 +21,7 @@ typedef struct {
     int64_t filled, shown;  /* the same, of the tables that Post has; -1: none */
     uint64_t prepared;      /* number of the prepared call */
     uint64_t posted;        /* the client's number of this call */
-    uint64_t seq, digest, bytes_sent, bytes_saved;
+    uint64_t seq, digest, bytes_sent, bytes_in_memory, bytes_saved;
     double codec_error;
     uint64_t answered; /* the client's number: it is committed */
 } wc_call;

@@ -126,6 +126,7 @@ class Call(Struct, Protocol):
     seq: int
     digest: int
     bytes_sent: int
+    bytes_in_memory: int
     bytes_saved: int
     codec_error: float
     answered: int

@@ -207,6 +207,7 @@ class Receipt:
         asked_master: False of an update_membership which the members passed by themselves, since their master was away:
             it has admitted nobody. One member may say so, and another, who heard of it from the master, not.
         bytes_in_memory: how many of bytes_sent went through memory, to members on this machine; 0: all over sockets.
+        by_engine: whether the daemon's engine started and committed it by itself, as it does with repeated calls.
     """
 
     out: Any
@@ -226,3 +227,4 @@ class Receipt:
     counted: bool = True
     asked_master: bool = True
     bytes_in_memory: int = 0
+    by_engine: bool = False

@@ -162,7 +162,7 @@ class Lent:
             begun.append(
                 Begun(
                     one.post.id, one.call, 0, 0, -1, -1, seq, one.engine_id, one.began, one.ended - one.began,
-                    one.done, one.committed, one.digest, one.sent, 0, 0.0, heard, votes.heard_digest,
+                    one.done, one.committed, one.digest, one.sent, 0, 0.0, 0, heard, votes.heard_digest,
                 )
             )  # fmt: skip
             if one.done and not one.committed:

@@ -102,7 +102,8 @@ class CallRing:
                 handle(
                     replace(
                         first, id=number, seq=out.seq, digest=out.digest, bytes_sent=out.bytes_sent, attempts=1,
-                        bytes_saved=out.bytes_saved, codec_error=out.codec_error,
+                        bytes_in_memory=out.bytes_in_memory, bytes_saved=out.bytes_saved, codec_error=out.codec_error,
+                        by_engine=True,
                         seconds=time.monotonic() - work.posted_at,
                     )
                 )  # fmt: skip

@@ -44,6 +44,7 @@ class Started(NamedTuple):
     bytes_sent: int
     bytes_saved: int
     codec_error: float
+    bytes_in_memory: int
     voters: tuple[int, ...]  # links over which votes for it have come
     heard_digest: int  # that these say
 
@@ -157,5 +158,6 @@ def _started(record: c.CallRecord, links: Collection[int]) -> Started:
     return Started(
         _call(call), call.seq, record.op, began, 1e-9 * record.ended - began if committed else 0.0,
         state != lib.WC_CALL_RUNS, committed, call.digest, call.bytes_sent, call.bytes_saved, call.codec_error,
-        voters, record.digest,
+        call.bytes_in_memory,
+        call.bytes_in_memory, voters, record.digest,
     )  # fmt: skip

@@ -382,7 +382,7 @@ class Session:
                     slot.number, call, slot.input_buffer, slot.result_buffer,
                     slot.filled if call.input_bytes else -1, slot.shown,
                     one.seq, one.op, one.began + ahead, one.seconds, one.done, one.committed, one.digest,
-                    one.bytes_sent, one.bytes_saved, one.codec_error, heard, one.heard_digest,
+                    one.bytes_sent, one.bytes_saved, one.codec_error, one.bytes_in_memory, heard, one.heard_digest,
                 )
             )  # fmt: skip
             if not one.done:

@@ -97,6 +97,7 @@ static void commit(wc_caller *caller)
         slot->seq = seq;
         slot->digest = record->call.digest;
         slot->bytes_sent = record->call.bytes_sent;
+        slot->bytes_in_memory = record->call.bytes_in_memory;
         slot->bytes_saved = record->call.bytes_saved;
         slot->codec_error = record->call.codec_error;
         __atomic_store_n(&slot->answered, record->call.posted, __ATOMIC_RELEASE);
@@ -228,6 +229,7 @@ bool wc_caller_finished(wc_work *work, const wc_event *event, bool *speaks)
         record->state = WC_CALL_DONE;
         record->call.digest = event->value;
         record->call.bytes_sent = event->extra;
+        record->call.bytes_in_memory = event->in_memory;
         record->call.bytes_saved = event->saved;
         record->call.codec_error = event->norm_squares > 0 ? sqrt(event->error_squares / event->norm_squares) : 0;
         if (!wc_law_finish(&caller->law, work->op.seq, work->op.vote_digest ? event->value : 0))

@@ -563,7 +563,7 @@ class Collectives(OpTable):
             op.ran, op.attempts, op.hearers, self.called = True, 1, tuple(sorted(tally.others)), one.seq
             op.vote = pack(m.Vote(*self.view.head, op.seq, 0, op.resolved.fingerprint, tally.committed))
             op.digest, op.bytes_sent, op.bytes_saved = one.digest, one.bytes_sent, one.bytes_saved
-            op.codec_error, op.finished = one.codec_error, one.done
+            op.codec_error, op.bytes_in_memory, op.finished = one.codec_error, one.bytes_in_memory, one.done
             fingerprint = op.resolved.fingerprint
             if one.done:
                 op.state, op.voted_to, op.there = OpState.done, op.hearers, True

@@ -65,6 +65,7 @@ class Begun(NamedTuple):
     bytes_sent: int
     bytes_saved: int
     codec_error: float
+    bytes_in_memory: int
     heard: frozenset[int]  # mids of the members whose vote has come
     heard_digest: int  # what these say
 

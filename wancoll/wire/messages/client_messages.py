@@ -136,6 +136,7 @@ class Result(Message, frozen=True):
     counted: bool = True  # false: the daemon took part with zeros (R20)
     asked_master: bool = True  # false: an update_membership that the members passed without one (C11)
     bytes_in_memory: int = 0  # of bytes_sent
+    by_engine: bool = False  # see Receipt; such results come through the ring
     prepared: Number = 0  # in this epoch the same call may go through the ring, by this number; 0: it may not
 
 
