@@ -158,6 +158,5 @@ def _started(record: c.CallRecord, links: Collection[int]) -> Started:
     return Started(
         _call(call), call.seq, record.op, began, 1e-9 * record.ended - began if committed else 0.0,
         state != lib.WC_CALL_RUNS, committed, call.digest, call.bytes_sent, call.bytes_saved, call.codec_error,
-        call.bytes_in_memory,
         call.bytes_in_memory, voters, record.digest,
     )  # fmt: skip
