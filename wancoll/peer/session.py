@@ -155,7 +155,7 @@ class Session:
         self._prepared: dict[ResolvedCall, Prepared] = {}
         self._hearers: dict[tuple[int, ...], Hearers] = {}  # by mids
         self._in_engine: set[int] = set()
-        self._lent = False  # the engine takes the client's calls, and has the member's state (C14)
+        self._lent = False  # the engine takes the client's calls, and has the member's state (C13)
         self._offered: dict[Call, int] = {}  # calls of this epoch that the client may repeat through the ring
         self._by_number: dict[int, tuple[int, Call]] = {}  # those, and of epochs before: epoch and call
         self._numbers = itertools.count(1)

@@ -281,7 +281,7 @@ wc_caller *wc_caller_new(wc_engine *engine, uint64_t id, wc_call *ring, void *ar
     return NULL;
 }
 
-/* Who reads the notes of the voters from now on: the first worker, for the caller; else the daemon. No mutex held. */
+/* Hands the notes of the voters to the first worker, for the caller, or back to the daemon. No mutex held. */
 static void route(wc_caller *caller, const wc_terms *terms, bool lent)
 {
     for (uint32_t i = 0; i < terms->voters; i++) {

@@ -540,7 +540,7 @@ class Collectives(OpTable):
 
     @property
     def at_rest(self) -> bool:
-        """Whether nothing is open, and the next call would start at once: then the engine may take calls (C14)."""
+        """Whether nothing is open, and the next call would start at once: then the engine may take calls (C13)."""
         tally = self.tally
         if tally is None or tally.frozen or self.aborted or self.open or self._late or self._voids or self._leaving:
             return False

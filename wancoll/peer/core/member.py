@@ -389,7 +389,7 @@ class Member:
 
     @property
     def at_rest(self) -> bool:
-        """Whether the engine may take the client's calls by itself (C14)."""
+        """Whether the engine may take the client's calls by itself (C13)."""
         return not self.over and not self.master_session.reporting and self.collectives.at_rest
 
     def take_over(
