@@ -34,7 +34,6 @@ from wancoll.errors import ConfigError, MasterUnreachable
 from wancoll.limits import PROTOCOL_VERSION
 from wancoll.local import join_address
 from wancoll.net import clock
-from wancoll.net.hot import Hot
 from wancoll.peer.config import PeerConfig
 from wancoll.peer.control import Control
 from wancoll.peer.core.liveness import masters
@@ -523,7 +522,7 @@ async def test_masters_and_daemons_ask_a_clock_that_goes_on_while_the_machine_sl
         await peer.expect(m.Welcome)
         assert leadership_term.may_lead()
         with socket.create_server(("127.0.0.1", 0)) as lanes:
-            some = lanes, Hot(), lambda _: None, lambda: None, lambda *_, **__: None, lambda: None, m.Heartbeat
+            some = lanes, lambda _: None, lambda: None, lambda *_, **__: None, lambda: None, m.Heartbeat
             control = Control(PeerConfig(master="127.0.0.1:9"), "d", 1, [], *some)
             assert control.commit_lease.unheard(clock.awake_or_asleep()) < 60
             slept[0] = 3600.0  # a moment for all other clocks

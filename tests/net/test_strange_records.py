@@ -213,7 +213,6 @@ async def test_after_a_goodbye_nothing_is_read(stream: tuple[Stream, socket.sock
         far.send(b"more")
         assert await master.receive() == b""  # though the other end has not closed it
     assert master.ended == "the connection was closed by the other end"
-    assert master.look() == b""
     assert master.socket.recv(100) == b"more"
 
 
@@ -237,35 +236,6 @@ async def test_others_have_their_turn_between_small_records(
     came = [i for i, event in enumerate(events) if event]
     assert [events[i] for i in came] == [64, 64, 64, 8]
     assert events[: came[-1]].count(0) >= 2  # trio draws who is first in each round
-
-
-@pytest.mark.parametrize("last", [False, True])
-async def test_who_waits_is_told_of_what_a_look_has_left(
-    stream: tuple[Stream, socket.socket], ends: tuple[Tls, ByHand], last: bool
-) -> None:
-    """The socket has nothing any more."""
-    master, far = stream
-    found: list[bytes] = []
-
-    async def receive() -> None:
-        while not last and b"the last" not in found:
-            found.append(await master.receive())
-        if last:
-            found.append(await master.receive())
-
-    with trio.fail_after(30):
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(receive)
-            await trio.testing.wait_all_tasks_blocked()
-            if last:
-                far.send(ends[1].record(GOODBYE, ALERT))
-                assert master.look() == b""
-            else:
-                far.send(b"".join(ends[1].record(bytes([i])) for i in range(SMALL)))
-                assert master.look() == bytes(range(64))
-                far.send(ends[1].record(b"the last"))
-                assert master.look() == b""  # it is who receives whose turn it is
-    assert b"".join(found) == (b"" if last else bytes(range(64, SMALL)) + b"the last")
 
 
 # ---- names ----------------------------------------------------------------------------------------------

@@ -18,7 +18,6 @@ from wancoll.limits import DEFAULT, Limits
 from wancoll.local import join_address
 from wancoll.native.engine import Engine, LaneDown
 from wancoll.net.dial import DialFailed, read_frame
-from wancoll.net.hot import Hot
 from wancoll.net.wallet import Wallet
 from wancoll.peer.config import PeerConfig
 from wancoll.peer.core import links as core
@@ -43,7 +42,7 @@ class End:
         self.told, self._heard = trio.open_memory_channel[core.Told](math.inf)
         self.owner = self.hub.member(self.told.send_nowait)
         nursery.start_soon(self.hub.keep_time)
-        nursery.start_soon(self.hub.watch_notes, Hot(), lambda: None)
+        nursery.start_soon(self.hub.watch_notes, lambda: None)
         nursery.start_soon(self._watch_engine)
 
     async def _watch_engine(self) -> None:

@@ -18,7 +18,6 @@ from tests.keyed import TOKEN, admit, admitted, token_of
 from wancoll.errors import ConfigError, ProtocolError
 from wancoll.limits import PROTOCOL_VERSION
 from wancoll.local import join_address
-from wancoll.net.hot import Hot
 from wancoll.net.proof import check_first, make_receipt, read_receipt
 from wancoll.net.stream import Stream
 from wancoll.net.tls import Listening, Tls, TlsFailed
@@ -109,7 +108,7 @@ class Daemon:
         self.beats, self.lost = 0, list[str]()
         self._lanes = socket.create_server(("127.0.0.1", 0))
         self.control = Control(
-            PeerConfig(master=",".join(addresses), join="x"), "d", 1, [], self._lanes, Hot(), self._no, self._no,
+            PeerConfig(master=",".join(addresses), join="x"), "d", 1, [], self._lanes, self._no, self._no,
             self._on_lost, self._no, self._beat, wallet,
         )  # fmt: skip
 

@@ -317,7 +317,7 @@ class Engine:
         lib.wc_vote_withhold(self._live, op_id)
 
     def lease(self, until: float) -> None:
-        """Until then the engine may commit by itself (calls.py): seconds of CLOCK_BOOTTIME."""
+        """Until then the engine may commit by itself (calls.py): seconds since the machine was started, sleep included."""
         lib.wc_lease(self._live, int(max(0.0, min(until, 1e9)) * 1e9))
 
     def lacks_input(self, op_id: int) -> bool:

@@ -81,7 +81,7 @@ class Stream:
         self.overflow = False  # the other end did not read
         self.ended = ""  # why nothing is read any more, "" if it was ended here
         self.newest = b""  # the beginning of what was read last
-        self._unread: list[bytes] = []  # what was looked at and left
+        self._early = b""  # what came right behind the handshake
 
     @property
     def round_trip(self) -> float:
@@ -232,8 +232,7 @@ class Stream:
             finally:
                 self._send(tls.outgoing())  # an alert, too
             if tls.done:
-                if early := self._opened(b""):  # came right behind it
-                    self._unread.append(early)
+                self._early = self._opened(b"")
                 return
         raise TlsFailed(f"{self.ended or 'it ended here'}, in the middle of TLS's handshake")
 
@@ -242,8 +241,9 @@ class Stream:
     async def receive(self) -> bytes:
         """Some bytes; b"" at the end of the stream, however it came, and after end(): then *ended* says why."""
         while not self._gone():
-            if self._unread:
-                return self._unread.pop()
+            if self._early:
+                early, self._early = self._early, b""
+                return early
             if self._over():
                 self.ended = self.ended or _CLOSED
                 return b""
@@ -275,8 +275,6 @@ class Stream:
         """What is in the socket, b"" at its end; None: look again."""
         try:
             await trio.lowlevel.wait_readable(self._fd)
-            if self._unread:  # it comes first
-                return None
             data = self.socket.recv(_READ_BYTES)
         except (BlockingIOError, trio.ClosedResourceError):  # the latter by end() or close()
             return None
@@ -299,26 +297,6 @@ class Stream:
             return b""
         finally:
             self._send(self.tls.outgoing())
-
-    def look(self) -> bytes:
-        """What is there, without waiting; b"" also at the end, of which receive() tells."""
-        if self.ending or self._closed or self._unread or (self.tls is not None and (self.tls.more or self.tls.over)):
-            return b""
-        try:
-            data = self.socket.recv(_READ_BYTES)
-        except OSError:  # nothing, or an end
-            return b""
-        if self.tls is not None and data:
-            data = self._opened(data)
-            if self.tls.more or self.tls.over:  # of which the socket says nothing
-                self._wake_all()
-        self.newest = data[:_KEPT_BYTES]
-        return data
-
-    def unread(self, data: bytes) -> None:
-        """Give *data* back, for the next receive."""
-        self._unread.append(data)
-        self._wake_all()
 
     async def unless_hung_up(self, wait: Callable[[], Awaitable[None]]) -> bool:
         """Wait, without reading. False: the other end has gone first; what it had sent is still unread."""

@@ -7,7 +7,6 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 from typing import Protocol
 
 import structlog
@@ -22,7 +21,6 @@ from wancoll.net import clock
 from wancoll.net.ask import ask
 from wancoll.net.contain import contained
 from wancoll.net.dial import DialFailed, dial
-from wancoll.net.hot import Hot, glance
 from wancoll.net.listen import is_loopback_host
 from wancoll.net.stream import Stream
 from wancoll.net.threads import in_thread
@@ -41,7 +39,6 @@ log = structlog.get_logger("wancoll.control")
 
 _NOBODY = "; is `wancoll master` running there, and is the port right?"
 _CLOCKS = 8  # comparisons with the master's that are kept: the newest
-_ABOUT_OPS = m.Commit | m.Matched | m.Settled
 
 
 class OnLost(Protocol):
@@ -60,7 +57,6 @@ class Control:
         incarnation: random, fresh at each start.
         ended: incarnations of daemons of this machine whose processes have ended.
         data_socket: the lanes' listener, for the advertised addresses.
-        hot: what is served without a round of trio.
         on_message: called with every message of a live connection but Welcome and Pong.
         on_connected: called after each Welcome of a master that knows nothing of this daemon.
         on_lost: called with the reason when a try failed (live=False) or a good connection is gone (live=True).
@@ -76,7 +72,6 @@ class Control:
         incarnation: int,
         ended: list[int],
         data_socket: socket.socket,
-        hot: Hot,
         on_message: Callable[[m.FromMaster], None],
         on_connected: Callable[[], None],
         on_lost: OnLost,
@@ -90,7 +85,7 @@ class Control:
         self._hint = ""  # who leads, in the words of the standby that was asked last
         self._data_socket, self._wallet = data_socket, wallet
         self._others: dict[str, str] = {}  # addresses where another master has answered: its words, if it was the last
-        self._hot, self._on_message, self._on_connected = hot, on_message, on_connected
+        self._on_message, self._on_connected = on_message, on_connected
         self._on_lost, self._on_synced, self._beat = on_lost, on_synced, beat
         self._stream: Stream | None = None
         self.connected = False
@@ -290,7 +285,7 @@ class Control:
         try:
             with trio.move_on_after(patience) as scope:
                 with contained("the master", lambda: stream.newest, expected=(ProtocolError,)):
-                    return await self._listen(stream, scope)
+                    return await self._hear(stream, scope)
             if scope.cancelled_caught:
                 return f"{stream.who}: no welcome within {patience:.1f} s"
             self._nonsense, self._session = True, 0
@@ -300,33 +295,9 @@ class Control:
             self._nonsense = True  # it would do so again: a try that ends so must not start the grace time anew
             return str(bad)
 
-    async def _listen(self, stream: Stream, welcome: trio.CancelScope) -> str:
+    async def _hear(self, stream: Stream, welcome: trio.CancelScope) -> str:
         """Until the end, and why it is; *welcome* bounds the wait for that."""
         decoder: Decoder[m.FromMaster] = Decoder(m.FromMaster, self._config.limits.message_bytes, stream.who)
-        fd = stream.socket.fileno()
-        self._hot.add(fd, partial(self._take_one, stream, decoder))
-        try:
-            return await self._hear(stream, decoder, welcome)
-        finally:
-            self._hot.remove(fd)
-
-    def _take_one(self, stream: Stream, decoder: Decoder[m.FromMaster]) -> bool:
-        """Take a word about ops that is there; all else is left to the task. See Hot."""
-        message = glance(stream, decoder, _ABOUT_OPS) if self.connected else None
-        if message is None:
-            return False
-        self._heard_at = trio.current_time()
-        self._heard += counts(message)
-        with contained("the master", lambda: stream.newest, lambda _: self._met_a_bug(stream)):
-            self._on_message(message)
-        return True
-
-    def _met_a_bug(self, stream: Stream) -> None:
-        self._nonsense, self._session = True, 0
-        stream.ended = "what it said met a bug here"
-        stream.end()
-
-    async def _hear(self, stream: Stream, decoder: Decoder[m.FromMaster], welcome: trio.CancelScope) -> str:
         while True:
             data = await stream.receive()
             if not data:

@@ -31,7 +31,6 @@ from wancoll.native.seal import check_possible
 from wancoll.net import clock
 from wancoll.net.contain import contained
 from wancoll.net.dial import DialFailed
-from wancoll.net.hot import Hot
 from wancoll.net.listen import claim_socket, open_listeners, serve_connections
 from wancoll.net.wallet import Wallet
 from wancoll.peer import process_lock
@@ -81,7 +80,7 @@ class Daemon:
     """The peer daemon. Made by serve().
 
     *nursery* owns all its tasks, and *stop* is set where it shall end. *data_socket* is its first listener for lanes.
-    Control says what *incarnation*, *ended*, *hot* and *wallet* are.
+    Control says what *incarnation*, *ended* and *wallet* are.
     """
 
     def __init__(
@@ -91,13 +90,12 @@ class Daemon:
         incarnation: int,
         ended: list[int],
         engine: Engine,
-        hot: Hot,
         data_socket: socket.socket,
         nursery: trio.Nursery,
         stop: trio.Event,
         wallet: Wallet | None = None,
     ) -> None:
-        self.config, self.name, self.engine, self.hot = config, name, engine, hot
+        self.config, self.name, self.engine = config, name, engine
         self.arena_bytes = config.arena_bytes or resources.total_memory()
         self.failpoints = Failpoints(config.failpoint_token)
         self._wallet = wallet
@@ -108,7 +106,6 @@ class Daemon:
             incarnation,
             ended,
             data_socket,
-            hot,
             self._master_says,
             self._master_connected,
             self._master_lost,
@@ -467,23 +464,15 @@ class Daemon:
 
     async def watch_engine(self) -> None:
         """Task: hand the engine's events to the members."""
-        self.hot.add(self.engine.fd, self._serve_engine)
         while True:
             await trio.lowlevel.wait_readable(self.engine.fd)
-            if self._serve_engine():
-                self.hot.stay()
+            self.take_events()
+            self.settle()
 
-    def _serve_engine(self) -> bool:
-        short = self.take_events()
-        self.settle()
-        return short
-
-    def take_events(self) -> bool:
-        """Hand them over. Whether more is expected soon: a lane that is down, or a mismatch, leads elsewhere."""
+    def take_events(self) -> None:
+        """Hand them over."""
         self.stop_unheard()
-        events = self.engine.events()
-        short = True
-        for event in events:
+        for event in self.engine.events():
             if isinstance(event, LaneDown):
                 with contained("the lanes", partial(str, event)):
                     self.links.lane_down(event.link, event.lane, event.text)
@@ -495,8 +484,6 @@ class Daemon:
                     self._engine_says(session, event)
                 except Exception as bug:
                     session.met_a_bug(bug, event)
-            short = short and isinstance(event, Done)
-        return short
 
     def _whose(self, engine_id: int) -> Session | None:
         """The session of an attempt, which it may have to take over from the engine first."""
@@ -638,17 +625,17 @@ async def serve(
     life, ended = process_lock.begin(incarnation, config.limits.master_grace)
     try:
         holding = contextlib.nullcontext() if wallet is None else wallet.held(f"at {path}, process {os.getpid()}")
-        with holding, Engine(workers=workers) as engine, contextlib.closing(Hot()) as hot:
+        with holding, Engine(workers=workers) as engine:
             name = config.name or (wallet.name if wallet is not None else "")
             name = name or f"{socket.gethostname()[:60]}-{secrets.token_hex(3)}"
             beside = listeners_beside(name, data_sockets) if config.shared_memory else []
             async with trio.open_nursery() as nursery:
-                daemon = Daemon(config, name, incarnation, ended, engine, hot, data_sockets[0], nursery, stop, wallet)
+                daemon = Daemon(config, name, incarnation, ended, engine, data_sockets[0], nursery, stop, wallet)
                 nursery.start_soon(daemon.watch_engine)
                 nursery.start_soon(daemon.talk_to_master)
                 nursery.start_soon(daemon.watch_master)
                 nursery.start_soon(daemon.links.keep_time)
-                nursery.start_soon(daemon.links.watch_notes, daemon.hot, daemon.take_events, daemon.settle)
+                nursery.start_soon(daemon.links.watch_notes, daemon.take_events, daemon.settle)
                 nursery.start_soon(daemon.watcher.run)
                 if config.measure:
                     nursery.start_soon(daemon.measurer.watch)

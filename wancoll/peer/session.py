@@ -25,7 +25,6 @@ from wancoll.metrics.core.operations import Operations, Recovery
 from wancoll.native.calls import PREPARED, VOTERS, Caller, Known
 from wancoll.native.engine import Done, Engine, Hearers, Prepared, hash_at
 from wancoll.net.contain import contained, met_a_bug
-from wancoll.net.hot import Hot, glance
 from wancoll.net.stream import Stream
 from wancoll.peer.arena import Arena, RingMemory, ZeroContribution
 from wancoll.peer.config import PeerConfig
@@ -60,7 +59,6 @@ class Host(Protocol):
     links: LinkHub
     control: Control
     failpoints: Failpoints
-    hot: Hot
     sessions: list[Session]  # of those who are attached
     now: Callable[[], float]  # seconds
     ending: m.Failure | None  # it stops: what clients are told
@@ -218,15 +216,12 @@ class Session:
         finally:
             self._ring.handed_over()
         self._daemon.add(self)
-        hot, fd = self._daemon.hot, self._stream.socket.fileno()
-        hot.add(fd, partial(self._take_one, decoder))
         reason, daemon_died, ending = "its connection closed without a goodbye", False, None
         try:
             if await self._take(first):
                 while data := await self._stream.receive():
                     if not await self._take(decoder.feed(data)):
                         break
-                    hot.stay()
             if self._bad is not None:
                 raise self._bad
             if self._stream.overflow:
@@ -239,7 +234,6 @@ class Session:
             daemon_died = not isinstance(bad, Exception)
             raise
         finally:
-            hot.remove(fd)
             with self.alone("its end"):
                 died = not self._goodbye and not self.member.over
                 if died and daemon_died:
@@ -390,21 +384,6 @@ class Session:
                 self._daemon.started(one.op, self)
         claims = {by_link[link]: claim for link, claim in known.claims.items() if link in by_link}
         self.run(self.peek.take_over(begun, claims, known.op, self._daemon.now()))
-
-    def _take_one(self, decoder: Decoder[m.FromClient]) -> bool:
-        """Take a call that is there, if nothing stands in its way; all else is left to the task. See Hot."""
-        if self._taking or self._is_full() or self._daemon.ending or self._asked:
-            return False
-        post = glance(self._stream, decoder, m.Post)
-        if post is None:
-            return False
-        try:
-            self._post_in_order(post)
-        except ProtocolError as bad:
-            self.nonsense(bad)
-        except Exception as bug:
-            self.met_a_bug(bug, post)
-        return True
 
     async def _take(self, messages: list[m.FromClient]) -> bool:
         self._taking = True

@@ -89,10 +89,6 @@ class Decoder(Generic[T]):
             del buffer[:start]
         return messages
 
-    def is_one(self, data: bytes) -> bool:
-        """Whether *data*, fed now, would be one whole frame and nothing else."""
-        return not self._buffer and data[:HEADER_BYTES] == _LENGTH.pack(max(0, len(data) - HEADER_BYTES))
-
 
 def body_length(header: bytes, max_bytes: int, *, who: str = "") -> int:
     """Length of the body that follows the four bytes *header*. Raises ProtocolError: larger than *max_bytes*."""

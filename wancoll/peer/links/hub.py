@@ -21,7 +21,6 @@ from wancoll.local import hosts_of
 from wancoll.native.engine import Engine, LaneStatistics
 from wancoll.net.contain import contained
 from wancoll.net.dial import DialFailed
-from wancoll.net.hot import Hot
 from wancoll.net.listen import Handshakes, Sparing, whose, why_ended
 from wancoll.net.wallet import Wallet
 from wancoll.peer.config import PeerConfig
@@ -234,29 +233,20 @@ class LinkHub:
         if link is not None and link.up and not self._engine.send_note(link.number, note):
             self._break_soon(link.number, f"{link.other.name} takes no notes")
 
-    async def watch_notes(
-        self, hot: Hot, take_events: Callable[[], object], settle: Callable[[], None] = lambda: None
-    ) -> None:
+    async def watch_notes(self, take_events: Callable[[], object], settle: Callable[[], None] = lambda: None) -> None:
         """Task: hand notes to the members that they are for; *take_events* does so with the engine's events.
 
         *settle* is called when all that came is handed over.
         """
-        take = partial(self._take_notes, take_events, settle)
-        hot.add(self._engine.notes_fd, take)
         while True:
             await trio.lowlevel.wait_readable(self._engine.notes_fd)
-            if take():
-                hot.stay()
-
-    def _take_notes(self, take_events: Callable[[], object], settle: Callable[[], None]) -> bool:
-        notes = self._engine.notes()
-        take_events()  # first: what is finished here and said by the engine may be committed by what comes back
-        for one in notes:
-            link = self._core.open().get(one.link)
-            if link is not None and (tell := self._tell.get(link.owner)):
-                tell(core.Noted(link.owner, link.other.mid, one.note))
-        settle()
-        return True
+            notes = self._engine.notes()
+            take_events()  # first: what is finished here and said by the engine may be committed by what comes back
+            for one in notes:
+                link = self._core.open().get(one.link)
+                if link is not None and (tell := self._tell.get(link.owner)):
+                    tell(core.Noted(link.owner, link.other.mid, one.note))
+            settle()
 
     def lane_down(self, number: int, lane: int, reason: str) -> None:
         """The engine lost a lane."""
