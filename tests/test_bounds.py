@@ -253,7 +253,6 @@ BOUNDS = {
     "wancoll/net/listen.py: _Room._open": "pending_connections",
     "wancoll/net/listen.py: _Room._since": "pending_connections",
     "wancoll/net/tls.py: Tls._came": "a stream's _READ_BYTES: it reads where there is no more",
-    "wancoll/net/stream.py: Stream._unread": "one: who looks finds nothing until it is received",
     "wancoll/net/stream.py: Stream._batch": "its max_bytes",
     "wancoll/net/stream.py: Stream._queue": "its max_bytes and max_messages",
 }
