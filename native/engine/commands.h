@@ -3,6 +3,7 @@
 #define WC_COMMANDS_H
 
 #include "common.h"
+#include "owner.h"
 #include "streams/stream.h"
 
 enum { WC_CMD_ATTACH, WC_CMD_EPOCH, WC_CMD_PACE, WC_CMD_CLOSE, WC_CMD_POST, WC_CMD_CANCEL, WC_CMD_FORGET };
@@ -18,7 +19,7 @@ struct wc_command {
     uint64_t number;
     wc_link *link;
     wc_work *work;    /* holds a reference */
-    wc_caller *caller; /* FORGET: the same */
+    wc_owner *owner;  /* FORGET: the same */
 };
 
 /* Commands on their way to one worker. */

@@ -256,16 +256,11 @@ static bool still_fits(const wc_engine *engine, const wc_work *work)
     return !work_find(engine, op->id);
 }
 
-int wc_post_for(wc_engine *engine, const wc_op *op, wc_caller *caller)
+int wc_post_for(wc_engine *engine, const wc_op *op, wc_owner *owner, uint64_t turn)
 {
     wc_work *work = wc_work_new(engine, op);
     if (!work)
         return -1;
-    if (caller) {
-        atomic_fetch_add(&caller->refs, 1);
-        work->caller = caller;
-        work->turn = caller->turn;
-    }
     int error = 0;
     wc_command *commands = wc_commands_new(engine, WC_CMD_POST, work);
     pthread_mutex_lock(&engine->mutex);
@@ -277,6 +272,8 @@ int wc_post_for(wc_engine *engine, const wc_op *op, wc_caller *caller)
     } else {
         for (uint32_t i = 0; i < work->links_count; i++)
             work->links[i].link->next_seq = op->seq + 1;
+        work->owner = owner; /* from here on nothing fails */
+        work->turn = turn;
         work->next = engine->works[wc_bucket(op->id)];
         engine->works[wc_bucket(op->id)] = work;
         atomic_fetch_add(&work->refs, 1); /* this call's, for what follows */
@@ -295,7 +292,7 @@ int wc_post_for(wc_engine *engine, const wc_op *op, wc_caller *caller)
 
 int wc_post(wc_engine *engine, const wc_op *op)
 {
-    return wc_post_for(engine, op, NULL);
+    return wc_post_for(engine, op, NULL, 0);
 }
 
 int wc_cancel(wc_engine *engine, uint64_t id)

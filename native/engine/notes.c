@@ -36,7 +36,7 @@ void wc_notes_destroy(wc_notes *notes)
 /* The epoll that tells of the socket. */
 static int epoll_of(const wc_notes *notes)
 {
-    return notes->caller ? notes->engine->workers[0].epoll : notes->engine->notes;
+    return notes->owner ? notes->engine->workers[0].epoll : notes->engine->notes;
 }
 
 /* Whether whole notes are here: the first worker has left them. */
@@ -71,7 +71,7 @@ static void interest(wc_notes *notes)
     uint32_t wanted = EPOLLIN | (notes->count || wc_stream_unsent(&notes->stream) || notes->more || waits(notes) ? EPOLLOUT : 0);
     if (wanted == notes->armed)
         return;
-    struct epoll_event event = {.events = wanted, .data.u64 = notes->caller ? (uintptr_t)notes | WC_NOTES : notes->link};
+    struct epoll_event event = {.events = wanted, .data.u64 = notes->owner ? (uintptr_t)notes | WC_NOTES : notes->link};
     const int how = notes->armed ? EPOLL_CTL_MOD : EPOLL_CTL_ADD;
     if (epoll_ctl(epoll_of(notes), how, notes->stream.fd, &event) < 0)
         down(notes, errno, "notes: %s", strerror(errno));
@@ -96,13 +96,13 @@ void wc_notes_attach(wc_notes *notes, wc_stream stream)
     pthread_mutex_unlock(&notes->mutex);
 }
 
-void wc_notes_route(wc_notes *notes, wc_caller *caller, uint32_t voter)
+void wc_notes_route(wc_notes *notes, wc_owner *owner, uint32_t voter)
 {
     pthread_mutex_lock(&notes->mutex);
-    const bool open = notes->stream.fd >= 0 && caller != notes->caller;
+    const bool open = notes->stream.fd >= 0 && owner != notes->owner;
     if (open && notes->armed)
         epoll_ctl(epoll_of(notes), EPOLL_CTL_DEL, notes->stream.fd, NULL);
-    notes->caller = caller;
+    notes->owner = owner;
     notes->voter = voter;
     if (open) {
         notes->armed = 0;
@@ -233,7 +233,7 @@ static void read_some(wc_notes *notes, int cap)
     notes->have += (size_t)n;
 }
 
-/* Whole notes, at most `cap`, go to the caller, as far as it takes them, or to out. Reads only where none is left. */
+/* Whole notes, at most `cap`, go to the owner, as far as it takes them, or to out. Reads only where none is left. */
 static int receive(wc_notes *notes, wc_note *out, int cap)
 {
     if (!waits(notes))
@@ -244,10 +244,10 @@ static int receive(wc_notes *notes, wc_note *out, int cap)
         const wc_note_frame *frame = &notes->in[taken];
         if (!accept_frame(notes, frame))
             return taken;
-        if (notes->caller && !wc_caller_hear(notes->caller, notes->voter, frame->bytes, frame->length))
+        if (notes->owner && !notes->owner->hear(notes->owner, notes->voter, frame->bytes, frame->length))
             break;
         notes->stats.frames_received++;
-        if (notes->caller)
+        if (notes->owner)
             continue;
         out[taken] = (wc_note){.link = notes->link, .length = frame->length};
         memcpy(out[taken].bytes, frame->bytes, frame->length);
@@ -273,7 +273,7 @@ int wc_notes_serve(wc_notes *notes, uint32_t events, wc_note *out, int cap)
 {
     int taken = 0;
     pthread_mutex_lock(&notes->mutex);
-    if (!notes->caller) /* else it is the first worker's since epoll told */
+    if (!notes->owner) /* else it is the first worker's since epoll told */
         taken = serve(notes, events, out, cap);
     pthread_mutex_unlock(&notes->mutex);
     return taken;
@@ -282,9 +282,9 @@ int wc_notes_serve(wc_notes *notes, uint32_t events, wc_note *out, int cap)
 void wc_notes_listen(wc_notes *notes, uint32_t events)
 {
     pthread_mutex_lock(&notes->mutex);
-    if (notes->caller)
+    if (notes->owner)
         serve(notes, events, NULL, WC_NOTES_AT_ONCE);
-    const bool left = notes->caller && waits(notes);
+    const bool left = notes->owner && waits(notes);
     pthread_mutex_unlock(&notes->mutex);
     if (left)
         wc_notes_route(notes, NULL, 0);

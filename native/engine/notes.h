@@ -3,6 +3,7 @@
 #define WC_NOTES_H
 
 #include "common.h"
+#include "owner.h"
 #include "streams/stream.h"
 
 enum {
@@ -16,12 +17,12 @@ typedef struct {
     uint64_t link;
     uint32_t lane;         /* its number: the one after the lanes that carry data */
     bool given;            /* a socket was handed over, once and for all; guarded by engine->mutex */
-    pthread_mutex_t mutex; /* guards all below; taken before that of callers, engine->mutex and that of the events */
+    pthread_mutex_t mutex; /* guards all below; taken before that of owners, engine->mutex and that of the events */
     wc_stream stream;
     bool more;             /* the stream holds bytes of which the socket does not tell */
     bool closed;           /* for good */
     uint32_t armed;        /* epoll interest; 0: epoll does not know it yet */
-    wc_caller *caller;     /* to which the first worker tells the notes of its voter; NULL: wc_notes_take has them */
+    wc_owner *owner;       /* to which the first worker tells the notes of its voter; NULL: wc_notes_take has them */
     uint32_t voter;
     wc_note_frame unsent[WC_NOTES_UNSENT]; /* a ring */
     uint32_t first, count;
@@ -39,8 +40,8 @@ int wc_notes_put(wc_notes *notes, const void *bytes, uint32_t length);   /* 0, o
 void wc_notes_tell(wc_notes *notes, const void *bytes, uint32_t length); /* one that takes no more breaks */
 /* What epoll tells of it: notes leave, and at most cap come to `out`. Returns how many */
 int wc_notes_serve(wc_notes *notes, uint32_t events, wc_note *out, int cap);
-/* From now on the voter's notes are the caller's, of the first worker; NULL: of wc_notes_take, in order */
-void wc_notes_route(wc_notes *notes, wc_caller *caller, uint32_t voter);
+/* From now on the voter's notes are the owner's, of the first worker; NULL: of wc_notes_take, in order */
+void wc_notes_route(wc_notes *notes, wc_owner *owner, uint32_t voter);
 void wc_notes_listen(wc_notes *notes, uint32_t events); /* what epoll has told the first worker */
 void wc_notes_statistics(wc_notes *notes, wc_lane_stats *out);
 

@@ -70,8 +70,8 @@ static void drop(wc_command *command)
         wc_link_unref(command->link);
     if (command->work)
         wc_work_unref(command->work);
-    if (command->caller)
-        wc_caller_unref(command->caller);
+    if (command->owner)
+        command->owner->unref(command->owner);
     free(command);
 }
 
@@ -212,16 +212,16 @@ static void *run(void *argument)
         bool woken = false, rung = false;
         for (int i = 0; i < n; i++) {
             const uint64_t mark = events[i].data.u64;
-            void *at = (void *)(uintptr_t)(mark & ~(uint64_t)(WC_CALLER | WC_NOTES));
+            void *at = (void *)(uintptr_t)(mark & ~(uint64_t)(WC_OWNER | WC_NOTES));
             if (mark == WC_BELL)
                 rung = true;
-            else if (mark & WC_CALLER)
-                wc_caller_serve(at);
+            else if (mark & WC_OWNER)
+                ((wc_owner *)at)->serve(at);
             else if (mark & WC_NOTES)
                 wc_notes_listen(at, events[i].events);
             else if (at)
                 wc_lane_serve(at, events[i].events);
-            woken |= !at || mark & WC_CALLER; /* commands wait: its own, or those of others */
+            woken |= !at || mark & WC_OWNER; /* commands wait: its own, or those of others */
         }
         if (rung)
             wc_readiness_look(worker);

@@ -271,6 +271,8 @@ class Probed:
             config=PeerConfig(master="h:1", limits=Limits(probe_timeout=30.0)),
             control=SimpleNamespace(send=lambda report: self.reports.extend(report.links)),
             links=SimpleNamespace(connector=Connector()),
+            sessions=[],
+            measuring=False,
         )
         self.measurer = Measurer(daemon, lambda: self.busy)
 

@@ -154,8 +154,11 @@ static bool start(wc_caller *caller, const wc_call *call)
     op.filled = call->filled >= 0 && prepared->input ? caller->arena + call->filled : NULL;
     op.shown = call->shown >= 0 ? (uint32_t *)(caller->arena + call->shown) : NULL;
     op.attempt = 1;
-    if (wc_post_for(caller->engine, &op, caller) < 0)
+    atomic_fetch_add(&caller->refs, 1);
+    if (wc_post_for(caller->engine, &op, &caller->owner, caller->turn) < 0) {
+        atomic_fetch_sub(&caller->refs, 1); /* the daemon holds another one */
         return false;
+    }
     wc_law_start(&caller->law, op.fingerprint);
     *record_of(caller, seq) = (wc_call_record){.call = *call, .op = op.id, .began = clock_ns(CLOCK_MONOTONIC)};
     record_of(caller, seq)->call.seq = seq;
@@ -181,8 +184,9 @@ static void take_calls(wc_caller *caller)
     }
 }
 
-void wc_caller_serve(wc_caller *caller)
+static void serve(wc_owner *owner)
 {
+    wc_caller *caller = (wc_caller *)owner;
     char bytes[64];
     ssize_t n = recv(caller->wake, bytes, sizeof bytes, MSG_DONTWAIT);
     if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR))
@@ -197,8 +201,9 @@ void wc_caller_serve(wc_caller *caller)
 
 /* ---- votes ----------------------------------------------------------------------------------------------- */
 
-bool wc_caller_hear(wc_caller *caller, uint32_t voter, const uint8_t *bytes, uint32_t length)
+static bool hear(wc_owner *owner, uint32_t voter, const uint8_t *bytes, uint32_t length)
 {
+    wc_caller *caller = (wc_caller *)owner;
     uint64_t fields[5];
     if (length != WC_VOTE_BYTES || bytes[0] != 1)
         return false;
@@ -214,9 +219,9 @@ bool wc_caller_hear(wc_caller *caller, uint32_t voter, const uint8_t *bytes, uin
     return heard;
 }
 
-bool wc_caller_finished(wc_work *work, const wc_event *event, bool *speaks)
+static bool finished(wc_work *work, const wc_event *event, bool *speaks)
 {
-    wc_caller *caller = work->caller;
+    wc_caller *caller = (wc_caller *)work->owner;
     pthread_mutex_lock(&caller->mutex);
     const bool ours = caller->law.open && caller->turn == work->turn;
     if (ours && !lease_holds(caller)) {
@@ -243,8 +248,9 @@ bool wc_caller_finished(wc_work *work, const wc_event *event, bool *speaks)
 
 /* ---- the daemon's side ----------------------------------------------------------------------------------- */
 
-void wc_caller_unref(wc_caller *caller)
+static void unref(wc_owner *owner)
 {
+    wc_caller *caller = (wc_caller *)owner;
     if (atomic_fetch_sub(&caller->refs, 1) > 1)
         return;
     pthread_mutex_destroy(&caller->mutex);
@@ -261,6 +267,7 @@ wc_caller *wc_caller_new(wc_engine *engine, uint64_t id, wc_call *ring, void *ar
         errno = ENOMEM;
         return NULL;
     }
+    caller->owner = (wc_owner){finished, hear, serve, unref};
     caller->engine = engine;
     caller->id = id;
     caller->ring = ring;
@@ -270,7 +277,7 @@ wc_caller *wc_caller_new(wc_engine *engine, uint64_t id, wc_call *ring, void *ar
     caller->forgetting = forgetting;
     atomic_init(&caller->refs, 2);
     pthread_mutex_init(&caller->mutex, NULL);
-    struct epoll_event event = {.events = EPOLLIN, .data.u64 = (uintptr_t)caller | WC_CALLER};
+    struct epoll_event event = {.events = EPOLLIN, .data.u64 = (uintptr_t)caller | WC_OWNER};
     if (epoll_ctl(engine->workers[0].epoll, EPOLL_CTL_ADD, socket, &event) == 0)
         return caller;
     int error = errno;
@@ -288,7 +295,7 @@ static void route(wc_caller *caller, const wc_terms *terms, bool lent)
         wc_link *link = wc_link_hold(caller->engine, terms->links[i]);
         if (!link)
             continue; /* it was closed: the daemon knows */
-        wc_notes_route(&link->notes, lent ? caller : NULL, i);
+        wc_notes_route(&link->notes, lent ? &caller->owner : NULL, i);
         wc_link_unref(link);
     }
 }
@@ -402,11 +409,11 @@ void wc_caller_free(wc_caller *caller)
     if (reserved)
         wc_events_release(&engine->events, 1);
     epoll_ctl(engine->workers[0].epoll, EPOLL_CTL_DEL, caller->wake, NULL);
-    *forgetting = (wc_command){.worker = &engine->workers[0], .type = WC_CMD_FORGET, .stream.fd = -1, .caller = caller};
+    *forgetting = (wc_command){.worker = &engine->workers[0], .type = WC_CMD_FORGET, .stream.fd = -1, .owner = &caller->owner};
     pthread_mutex_lock(&engine->mutex);
     wc_command_send(forgetting);
     pthread_mutex_unlock(&engine->mutex);
-    wc_caller_unref(caller);
+    unref(&caller->owner);
 }
 
 void wc_lease(wc_engine *engine, uint64_t until)

@@ -4,9 +4,7 @@
 
 #include "common.h"
 #include "law.h"
-#include "operations/op.h"
-
-enum { WC_CALLER = 2, WC_NOTES = 4 }; /* low bits of the pointers that epoll gives back: what they point to */
+#include "owner.h"
 
 /* A call that the engine can start. */
 typedef struct {
@@ -16,6 +14,7 @@ typedef struct {
 } wc_prepared;
 
 struct wc_caller {
+    wc_owner owner; /* first: the one is the other's address */
     wc_engine *engine;
     uint64_t id;
     wc_call *ring;
@@ -35,12 +34,5 @@ struct wc_caller {
     uint64_t told_upto;    /* seq: up to here the daemon has heard of them */
     wc_command *forgetting; /* made beforehand, so that the end cannot fail */
 };
-
-void wc_caller_serve(wc_caller *caller); /* the client has rung; by the first worker */
-void wc_caller_unref(wc_caller *caller);
-/* Whether the note of a voter was a vote that the engine counts; else it is the daemon's. */
-bool wc_caller_hear(wc_caller *caller, uint32_t voter, const uint8_t *bytes, uint32_t length);
-/* An attempt has finished, as the DONE event would say. True: there shall be none; *speaks: its vote goes out. */
-bool wc_caller_finished(wc_work *work, const wc_event *event, bool *speaks);
 
 #endif

@@ -16,8 +16,8 @@ static void *room(wc_work *work, size_t count, size_t size)
 void wc_work_free(wc_work *work)
 {
     wc_commands_free(work->cancelling);
-    if (work->caller)
-        wc_caller_unref(work->caller);
+    if (work->owner)
+        work->owner->unref(work->owner);
     wc_scratch_give(work->engine, work->scratch);
     wc_hashes_free(&work->hashes);
     for (uint32_t i = 0; i < work->rooms_count; i++)
@@ -199,7 +199,7 @@ static void settle(wc_work *work)
     event.first = first;
     event.last = last;
     bool signal = false, speaks = true;
-    const bool taken = !aborted && work->caller && wc_caller_finished(work, &event, &speaks);
+    const bool taken = !aborted && work->owner && work->owner->finished(work, &event, &speaks);
     pthread_mutex_lock(&engine->mutex);
     table_remove(engine, work);
     const bool tells = work->speaks && speaks && !aborted;

@@ -4,6 +4,7 @@
 
 #include "common.h"
 #include "hashes.h"
+#include "owner.h"
 #include "part.h"
 
 /* What one worker does of an op. Its worker alone touches it. */
@@ -71,8 +72,8 @@ struct wc_work {
     uint32_t *numbers;              /* of all queues */
     uint32_t first_lane;            /* part 0 of each step is meant for it */
     bool speaks;                    /* its vote is to be sent; guarded by engine->mutex */
-    wc_caller *caller;              /* that has started it, with a reference; NULL: the daemon has */
-    uint64_t turn;                  /* of the caller, then */
+    wc_owner *owner;                /* that has started it, with a reference; NULL: the daemon has */
+    uint64_t turn;                  /* of the owner, then */
     uint8_t vote[WC_NOTE_BYTES];
     wc_hearer *hearers;             /* by link that the op names for its vote */
     void *rooms[8];                 /* all arrays above */
@@ -92,7 +93,8 @@ bool wc_cut(wc_work *work);       /* fills them in; false: two steps from one ra
 enum { WC_OP_EVENTS = 3 }; /* DONE, MISMATCH, CANCELLED */
 /* NULL with errno. All that takes time is done here, without engine->mutex */
 wc_work *wc_work_new(wc_engine *engine, const wc_op *op);
-int wc_post_for(wc_engine *engine, const wc_op *op, wc_caller *caller); /* as wc_post; the caller's mutex is held */
+/* Posts for an owner, and takes over a reference to it, if it succeeds */
+int wc_post_for(wc_engine *engine, const wc_op *op, wc_owner *owner, uint64_t turn);
 void wc_work_leave_links(wc_work *work); /* once it is posted, or before it is freed */
 void wc_work_free(wc_work *work);
 void wc_work_unref(wc_work *work);
