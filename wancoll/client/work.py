@@ -18,7 +18,6 @@ from wancoll.client.cuda.stream_wait import StreamWaits
 from wancoll.client.memory.placement import Placement
 from wancoll.client.memory.tensors import Region, leading
 from wancoll.collective import Descriptor, Kind, Receipt
-from wancoll.schedule.choose import wire_codec
 from wancoll.wire import messages as m
 
 STREAM_SECONDS = 60.0  # a stream waits this long for a result
@@ -124,7 +123,7 @@ class Work:
             algorithm=answer.algorithm,
             bytes_sent=answer.bytes_sent,
             seconds=answer.seconds,
-            codec=wire_codec(self.descriptor.codec, self.descriptor.bounded, answer.algorithm).name,
+            codec=self.descriptor.codec.name,
             bytes_saved=answer.bytes_saved,
             codec_error=answer.codec_error,
             counted=answer.counted,
