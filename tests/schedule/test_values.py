@@ -15,8 +15,8 @@ from tests.schedule import codec as codecs
 from tests.schedule import numbers
 from tests.schedule.schedules import ALL_REDUCES, CODECS, PAIRS, call, inputs_of, mixed_ends, run, sites_of
 from wancoll.collective import DATALESS, SAME_RESULT, Codec, Descriptor, DType, Kind, ReduceOp
-from wancoll.schedule.algorithms.hierarchical import members_by_site
 from wancoll.schedule import choose
+from wancoll.schedule.algorithms.hierarchical import members_by_site
 from wancoll.schedule.build import BLOCKS
 from wancoll.schedule.steps import chunk_bounds
 
@@ -401,7 +401,11 @@ def test_codecs_give_the_same_bytes_everywhere(algorithm, codec, worlds):
 def test_who_has_its_buffers_encoded_changes_no_bit(algorithm, codec, worlds):
     """Of results and digests, whatever the order of events; also where sums stay raw."""
     for n in worlds:
-        for seed, count, bounded in ((0b11, 700, False), (0b1101_1000_1001, 3001, True), (0b0111_0010_0110, 3001, False)):
+        for seed, count, bounded in (
+            (0b11, 700, False),
+            (0b1101_1000_1001, 3001, True),
+            (0b0111_0010_0110, 3001, False),
+        ):
             descriptor = Descriptor(Kind.all_reduce, op=ReduceOp.avg, count=count, codec=codec, bounded=bounded)
             inputs, digests = inputs_of(descriptor, n, seed), []
             expected = run(descriptor, algorithm, n, inputs, digests=digests)

@@ -154,8 +154,13 @@ class Connection:
             if work.placement is not None:
                 self.check_free(work.placement, work.descriptor)
                 work.placement.prepare(deadline)
-            while not self._send(work):
-                self._wait_for_room(work, deadline)
+            try:
+                while not self._send(work):
+                    self._wait_for_room(work, deadline)
+            except BaseException:
+                if work.placement is not None and self._pending.get(work.id) is not work:
+                    work.placement.end()
+                raise
 
     def check_free(
         self,
@@ -179,8 +184,11 @@ class Connection:
         number, placement = self._last_id + 1, work.placement
         offsets = (placement.input_buffer, placement.result_buffer) if placement is not None else (0, 0)
         filled, shown = (placement.filled, placement.shown) if placement is not None else (-1, -1)
+        coded = (placement.input_coded, placement.result_coded) if placement is not None else (False, False)
         call = work.descriptor
-        data = encode(m.Post(number, call, *offsets, work.epoch, work.peer, work.tag, filled, work.ahead, shown))
+        data = encode(
+            m.Post(number, call, *offsets, work.epoch, work.peer, work.tag, filled, work.ahead, shown, *coded)
+        )
         sent: list[int] = []
         work.id = number
         work.posted_at = time.monotonic()

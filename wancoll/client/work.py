@@ -228,8 +228,8 @@ class Work:
         """What has become of the call here, after a result was brought to where it belongs."""
         if self.placement is not None and isinstance(answer, m.Result):
             names = answer.contributors
-            if not answer.counted and self.placement.feed is not None:
-                self.placement.feed.not_counted()  # before its input goes
+            if self.placement.feed is not None:
+                self.placement.feed.commit(answer.counted)
             try:
                 self.placement.commit(self._result_count(names) * self.descriptor.dtype.itemsize, answer.attempts)
             except errors.DeviceError as bad:
@@ -237,9 +237,6 @@ class Work:
                 return as_failure(bad)
             else:
                 self._to_devices = self.placement.to_devices
-                if self.placement.feed is not None and answer.counted:
-                    rank = names.index(self._connection.place.member)
-                    self.placement.feed.commit(answer.algorithm, rank, len(names))
         return answer
 
     def _result_count(self, contributors: list[str]) -> int:

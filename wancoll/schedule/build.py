@@ -138,7 +138,8 @@ class Builder:
 
     def making(self, start: int, length: int) -> Place:
         """Where bytes of the result may be made: where they belong, if these are the elements and nothing is sent from
-        there that another value comes upon."""
+        there that another value comes upon.
+        """
         return self.room(length) if self._ends.result or self.raw_sums else result_at(start)
 
     def send(self, peer: int, value: Value, *, raw: bool = False) -> Value:

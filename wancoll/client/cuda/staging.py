@@ -1,6 +1,7 @@
 """The copies between tensors of devices and the arena: what is copied, in which order, and who waits for whom.
 
     before reading     our stream waits for the tensor's stream, or the tensor's owner orders it (DLPack)
+    a codec            of the call encodes on the device first, and decodes there last (coded.py), where it has kernels
     reading            device -> input, in pieces, first those that the schedule needs first; the call is posted at once
     a piece is there   the driver calls wc_fill_told (native/fill.h) in a thread of its own: the engine may use it
     before the commit  what is final goes to memory of ours on the device (eager_copy.py)
@@ -9,7 +10,7 @@
 
 So nobody has to wait for a device, neither the caller nor a thread of ours, and the network has the first pieces while
 the others are still on their way. The calls of the driver wait in a stream of their own: copies do not wait for them.
-Only what the host changes first (a codec's feedback), and what cannot be pinned, it waits for.
+Only what the host changes first (feedback of a codec without kernels), and what cannot be pinned, it waits for.
 
 A block of the arena is used again when the copies from and to it are done. Nothing waits without end for a device: the
 host looks at marks, with a deadline, and our streams wait for streams of the caller only, never for the network.
@@ -28,13 +29,18 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
 
+from wancoll.client.codecs import Feed, coded_bytes
+from wancoll.client.cuda.coded import LEAST as CODED_LEAST
+from wancoll.client.cuda.coded import CodedResult, encode
 from wancoll.client.cuda.driver import TO_DEVICE, TO_HOST, Copy, Device, Driver, Mark, Memory, driver, until
-from wancoll.client.cuda.eager_copy import LEAST, EagerCopy, Numbers
+from wancoll.client.cuda.eager_copy import LEAST, EagerCopy, Numbers, Queued
+from wancoll.client.cuda.encode import CODECS
 from wancoll.client.cuda.origin import Origin
 from wancoll.client.cuda.pinned import Pinned, Pool
 from wancoll.client.cuda.stream_wait import StreamWaits, Words, check_may_wait, hold, stream_of
 from wancoll.client.memory.arena import Arena, Lease
 from wancoll.client.memory.tensors import DeviceView, Region
+from wancoll.collective import Codec
 from wancoll.errors import ConfigError, DeviceError, TimeoutError
 from wancoll.limits import BLOCK, DEFAULT, MIB, blocks, format_size
 from wancoll.native import ffi, lib
@@ -62,6 +68,7 @@ class DeviceToHost:
 
     table: Lease  # a byte for each BLOCK of it, see Post.filled
     calls: Any  # what the driver calls with
+    pieces: list[Piece]  # in their order
     mark: Mark | None = None  # behind the last call; None: an error came before, so nobody knows when it will be over
 
     def over(self) -> bool:
@@ -73,12 +80,12 @@ class DeviceToHost:
 
 
 class Piece(NamedTuple):
-    """Bytes [start, start + nbytes) of an input, which lie at *address* of a device, in the tensor *source*."""
+    """Bytes [start, start + nbytes) of an input's elements; *copy* brings them from the device *on* to the arena."""
 
     start: int
     nbytes: int
-    address: int
-    source: Region
+    copy: Copy
+    on: int
 
     @property
     def blocks(self) -> tuple[int, int]:
@@ -192,7 +199,7 @@ class Staging:
         assert self._driver is not None
         found = self._devices.get(ordinal)
         if found is None:
-            found = self._devices[ordinal] = Device(self._driver, ordinal)
+            found = self._devices[ordinal] = Device(self._driver, ordinal, self._lock)
         return found
 
     def new(self, shape: tuple[int, ...], like: Region) -> Region:
@@ -323,12 +330,56 @@ class Staging:
             ArenaFull: there is no room.
             DeviceError: the device fails.
         """
-        table = self._arena.take(blocks(nbytes))
+        to = held.block.address
         found = [
-            Piece(at + start, size, source.address + start, source)
+            Piece(at + start, size, (TO_HOST, to + at + start, source.address + start, size), source.on)
             for at, source in sources
             for start, size in pieces(source.nbytes)
         ]
+        to_host = self._told(found, nbytes, share)
+        with self._lock:
+            for _, source in sources:
+                device = self._devices[source.on]
+                with device.current():
+                    self._come_behind(device, source)
+            self._queue_to_host(to_host, held)
+        return to_host
+
+    def encode(
+        self, device: Device, codec: Codec, sources: Sequence[Region], held: Pinned, share: tuple[int, int],
+        feed: Feed | None,
+    ) -> DeviceToHost | None:  # fmt: skip
+        """Do as fill() with the parts of a tensor, which its device encodes; None: it has no memory for that.
+
+        Raises:
+            ArenaFull: there is no room.
+            DeviceError: the device fails.
+        """
+        nbytes, dtype = sum(source.nbytes for source in sources), sources[0].dtype
+        elements = BLOCK // dtype.itemsize
+        coded_block, count = coded_bytes(codec, elements), nbytes // dtype.itemsize
+        at_once = PIECE // coded_block * BLOCK
+        with self._lock, device.current():
+            for source in sources:
+                self._come_behind(device, source)
+            coded = encode(device, codec, sources, feed)
+            if not coded:
+                return None
+            try:
+                found = []
+                for start, size in pieces(nbytes, at_once):
+                    at, end = (coded_bytes(codec, each // dtype.itemsize) for each in (start, start + size))
+                    copy = TO_HOST, held.block.address + at, coded + at, end - at
+                    found.append(Piece(start, size, copy, device.ordinal))
+                to_host = self._told(found, nbytes, share)
+                self._queue_to_host(to_host, held)
+            finally:
+                device.leave_memory(coded, device.inward)
+        return to_host
+
+    def _told(self, found: list[Piece], nbytes: int, share: tuple[int, int]) -> DeviceToHost:
+        """What tells of the pieces of an input, as they come."""
+        table = self._arena.take(blocks(nbytes))
         found = ordered(found, nbytes, share)
         ranges = told_by(found)
         filled = bytearray(b"\1" * blocks(nbytes))
@@ -337,16 +388,7 @@ class Staging:
             filled[first:stop] = bytes(stop - first)
         ffi.memmove(ffi.cast("char *", table.block.address), filled, len(filled))
         calls = ffi.new("wc_fill[]", [(table.block.address, *each, self._arena.bell) for each in ranges])
-        to_host = DeviceToHost(table, calls)
-        with self._lock:
-            for _, source in sources:
-                device = self._devices[source.on]
-                with device.current():
-                    self._come_behind(device, source)
-            self._to_hosts = [each for each in self._to_hosts if not each.over()]
-            self._to_hosts.append(to_host)
-            self._queue_to_host(to_host, found, held)
-        return to_host
+        return DeviceToHost(table, calls, found)
 
     def _come_behind(self, device: Device, source: Region) -> None:
         """What is copied from the device from now on comes behind the work of the tensor's users."""
@@ -355,17 +397,20 @@ class Staging:
         if device.last is not None:  # an earlier result for it, of which no stream knows
             device.follow_mark(device.inward, device.last)
 
-    def _queue_to_host(self, to_host: DeviceToHost, found: list[Piece], held: Pinned) -> None:
+    def _queue_to_host(self, to_host: DeviceToHost, held: Pinned) -> None:
         """Each device copies its pieces; the first one's stream of calls follows all of them, piece by piece."""
         assert self._driver is not None
-        devices = {piece.source.on: self._devices[piece.source.on] for piece in found}
-        teller = devices[found[0].source.on]
+        self._to_hosts = [each for each in self._to_hosts if not each.over()]
+        self._to_hosts.append(to_host)
+        found = to_host.pieces
+        devices = {piece.on: self._devices[piece.on] for piece in found}
+        teller = devices[found[0].on]
         held.entry.unmarked += 1  # and stays so if an error leaves copies without a mark
-        to, told, call = held.block.address, ffi.cast("uintptr_t", ffi.addressof(lib, "wc_fill_told")), to_host.calls
+        told, call = ffi.cast("uintptr_t", ffi.addressof(lib, "wc_fill_told")), to_host.calls
         for number, piece in enumerate(found):
-            device = devices[piece.source.on]
+            device = devices[piece.on]
             with device.current():
-                device.queue((TO_HOST, to + piece.start, piece.address, piece.nbytes), device.inward)
+                device.queue(piece.copy, device.inward)
                 device.follow(teller.telling, device.inward)
             with teller.current():
                 with_ = int(ffi.cast("uintptr_t", ffi.addressof(call, number)))
@@ -408,6 +453,27 @@ class Staging:
             start += each.nbytes
         return found
 
+    def coder(self, codec: Codec, parts: Sequence[Region]) -> Device | None:
+        """The device that encodes and decodes the parts of one tensor; None: the host does."""
+        found = [part for part in parts if part.nbytes]
+        if codec not in CODECS or sum(part.nbytes for part in found) < CODED_LEAST:
+            return None
+        if any(part.device is None or part.on != found[0].on for part in found):
+            return None
+        device = self._devices[found[0].on]
+        with self._lock, device.current():
+            return device if device.codecs else None
+
+    def expect_coded(self, device: Device, codec: Codec, targets: Sequence[Region], held: Pinned) -> EagerCopy | None:
+        """What brings an encoded result to the parts of a tensor; None: the device has no memory for it."""
+        early = CodedResult(device, codec, targets)
+        early.over = early.nbytes < LEAST
+        with self._lock, device.current():
+            if not early.take():
+                return None
+            held.entry.unmarked += 1  # see begin()
+        return early
+
     def begin(self, early: EagerCopy, words: Numbers, held: Pinned) -> bool:
         """Queue the copies of what is final by now, from the block that is *held*; whether there was anything."""
         device = early.device
@@ -437,41 +503,46 @@ class Staging:
                     device.return_after(stream, mark)
 
     def write(
-        self, target: Region, source: int, nbytes: int, held: Lease | Pinned,
+        self, targets: Sequence[Region], source: int, nbytes: int, held: Lease | Pinned,
         stream_waits: Callable[[], StreamWaits | None] = lambda: None,
         early: EagerCopy | None = None, attempt: int = 0,
-    ) -> HostToDevice | None:  # fmt: skip
-        """Queue the copy of a result from *source*, in the block that is *held*; None: it is done. In any thread.
+    ) -> list[HostToDevice]:  # fmt: skip
+        """Queue the copy of a result from *source*, in the block that is *held*; none: it is done. In any thread.
 
         Streams of *stream_waits* wait for it already; it is asked for late, since another thread may have just made it.
-        What *attempt* has made may have gone to the device *early*.
+        What *attempt* has made may have gone to the device *early*. Several targets are parts of one that is encoded.
 
         Raises:
             DeviceError: the device fails.
         """
-        if not nbytes:
-            return None
+        targets = [each for each in targets if each.nbytes]
+        if not nbytes or not targets:
+            return []
         assert self._driver is not None
-        origin, device = target.device, self._devices[target.on]
-        assert origin is not None
-        lasting = origin.lasting
+        target, device = targets[0], self._devices[targets[0].on]
+        origins = [each.device for each in targets if each.device is not None]
+        lasting = {origin.lasting for origin in origins}
         with self._lock, device.current():
             if isinstance(held, Pinned):
                 now = stream_waits()
                 waiting = now.before[device.ordinal] if now is not None and not now.released else None
                 ahead = early.stop() if early is not None else None
+                if ahead is None and isinstance(early, CodedResult):  # an interruption came in between: once more
+                    ahead = self._again(early, held)
                 ours = ahead if ahead is not None else device.lend() if waiting is not None else device.outward
                 if waiting is not None:
                     for before in waiting:
                         device.follow_mark(ours, before)
-                elif lasting is not None:
-                    device.follow(ours, lasting)
-                elif ahead is not None:
-                    device.follow(ours, device.outward)  # see expect()
+                else:
+                    for stream in lasting:
+                        if stream is not None:
+                            device.follow(ours, stream)
+                        elif ahead is not None:
+                            device.follow(ours, device.outward)  # see expect()
                 if early is not None and ahead is not None:
                     mark = self._queue(held, device, ours, early.copies(target.address, source, attempt, nbytes), early)
                 else:
-                    parts = [
+                    parts: list[Queued] = [
                         (TO_DEVICE, target.address + start, source + start, size) for start, size in pieces(nbytes)
                     ]
                     mark = self._queue(held, device, ours, parts)
@@ -480,11 +551,13 @@ class Staging:
                 if ahead is not None or waiting is not None:
                     device.return_after(ours, mark)
                     device.follow_mark(device.outward, mark)
-                if lasting is not None:
-                    device.follow_mark(lasting, mark)
-                return HostToDevice(device, mark, origin)
-            if lasting is not None:
-                device.follow(device.outward, lasting)
+                for stream in lasting:
+                    if stream is not None:
+                        device.follow_mark(stream, mark)
+                return [HostToDevice(device, mark, origin) for origin in origins]
+            for stream in lasting:
+                if stream is not None:
+                    device.follow(device.outward, stream)
             mark = device.mark(device.outward)
             if not until(mark.ready, time.monotonic() + _UNPINNED_SECONDS):
                 raise DeviceError(
@@ -493,7 +566,13 @@ class Staging:
                 )  # fmt: skip
             for start, size in pieces(nbytes):
                 self._driver("cuMemcpyHtoD", target.address + start, source + start, size)
-        return None
+        return []
+
+    def _again(self, early: CodedResult, held: Pinned) -> Any:
+        if not early.take():
+            raise DeviceError("the device has no memory", who=f"cuda:{early.device.ordinal}", got=str(early.nbytes))
+        held.entry.unmarked += 1
+        return early.stop()
 
     def order(self, to_device: HostToDevice, seconds: float | None) -> None:
         """What the caller queues from now on comes after the copies; where no stream is known the host waits for them.
@@ -577,12 +656,15 @@ class Staging:
             device.follow(stream, origin.stream)
 
     def _queue(
-        self, held: Pinned, device: Device, stream: Any, copies: Iterable[Copy], early: EagerCopy | None = None
+        self, held: Pinned, device: Device, stream: Any, copies: Iterable[Queued], early: EagerCopy | None = None
     ) -> Mark:  # fmt: skip
         """Queue copies, with *early* the last of these; the mark behind them."""
         held.entry.unmarked += 1  # and stays so if an error leaves copies without a mark
         for copy in copies:
-            device.queue(copy, stream)
+            if callable(copy):
+                copy(stream)
+            else:
+                device.queue(copy, stream)
         leaves = device.leave_memory(early.memory, stream) if early is not None else 0
         mark = device.mark(stream)
         if early is not None:

@@ -20,7 +20,7 @@ from wancoll.schedule import choose
 from wancoll.schedule.build import Coding, takes
 from wancoll.schedule.cost import usable
 from wancoll.schedule.pairs import most_messages
-from wancoll.schedule.steps import RAW_ENDS, MAX_STEPS, Action, Buffer, Direction, Ends, Place, Schedule, Step
+from wancoll.schedule.steps import MAX_STEPS, RAW_ENDS, Action, Buffer, Direction, Ends, Place, Schedule, Step
 from wancoll.wire import messages as m
 
 UNEVEN = frozenset({Kind.all_gather, Kind.reduce_scatter})  # kinds that take counts
@@ -144,7 +144,13 @@ class Call:
         if self._resolved is None or self._view is not view:
             self._view = view
             self._resolved = resolve(
-                self.posted, self.world, view.world, view.rank, view.epoch.plan, limits, peer=self.peer,
+                self.posted,
+                self.world,
+                view.world,
+                view.rank,
+                view.epoch.plan,
+                limits,
+                peer=self.peer,
                 ends=self.ends,
             )
         return self._resolved
