@@ -32,9 +32,6 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("wancoll.client.cuda.staging.LEAST", 1)
     monkeypatch.setattr("wancoll.client.cuda.eager_copy.STEP", BLOCK)
     monkeypatch.setattr("wancoll.client.cuda.staging.CODED_LEAST", 1)
-    monkeypatch.setattr(
-        "wancoll.client.cuda.encode.compiled", lambda major, minor: f"code for {major}.{minor}".encode()
-    )
 
 
 @pytest.fixture(params=SEEDS, ids="seed{}".format)
@@ -61,8 +58,9 @@ def shared(standin: Any, seed: int) -> Iterator[Any]:
 
 
 @pytest.fixture
-def kernels(shared: Any, host: Any) -> Iterator[Any]:
+def kernels(shared: Any, host: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:  # noqa: F811 -- a fixture
     """The stand-in, whose streams run the codecs' kernels on the host."""
+    monkeypatch.setattr("wancoll.client.cuda.encode.compiled", lambda *capability: b"code for it")
     shared.lib.standin_kernels.argtypes = [ctypes.c_void_p]
     shared.lib.standin_kernels(ctypes.cast(host.launch, ctypes.c_void_p))
     yield shared

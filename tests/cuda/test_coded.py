@@ -250,7 +250,10 @@ def test_without_memory_for_it_the_host_encodes(kernels: Any, gpu: Any, comm: Co
     assert feedback.residual("x").tobytes() == host.residual("x").tobytes()
 
 
-def test_without_kernels_the_host_encodes(gpu: Any, comm: Communicator, daemon: FakeDaemon, caplog: Any) -> None:
+def test_without_kernels_the_host_encodes(
+    gpu: Any, comm: Communicator, daemon: FakeDaemon, caplog: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encode, "compiled", lambda *capability: b"")
     x = array(gpu, np.ones(1000, np.float32))
     comm.all_reduce(x, codec="int8")
     assert not daemon.seen[-1].input_coded

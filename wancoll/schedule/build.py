@@ -129,7 +129,7 @@ class Builder:
         return self.rightwards[::-1]
 
     def mine(self, start: int, length: int, at: int | None = None) -> Value:
-        """The caller's own bytes, at offset *at* of the input (*start* unless given); with a codec as it leaves them."""
+        """The caller's own bytes, at offset *at* of the input (*start* unless given); with a codec, encoded only."""
         if self.coding is None or not length:
             return Value(start, length, Place(Buffer.input, start if at is None else at))
         if self._ends.input:
@@ -137,8 +137,9 @@ class Builder:
         return self.encoded(Value(start, length, Place(Buffer.input, start)))._replace(raw=None)
 
     def making(self, start: int, length: int) -> Place:
-        """Where bytes of the result may be made: where they belong, if these are the elements and nothing is sent from
-        there that another value comes upon.
+        """Where bytes of the result may be made: where they belong, unless that takes them encoded.
+
+        Nor there if sums are sent from it: what a step sends no other one may overwrite but a receive.
         """
         return self.room(length) if self._ends.result or self.raw_sums else result_at(start)
 

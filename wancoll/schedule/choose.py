@@ -54,10 +54,7 @@ ALGORITHMS = {kind: tuple(offered) for kind, offered in _ALGORITHMS.items()}
 
 # All-reduces that encode nothing but what ranks contribute and the result, whatever the number of ranks.
 ENCODE_ONCE = ("direct", "full_exchange", "naive")
-BOUNDED = (
-    *ENCODE_ONCE,
-    "hierarchical",
-)  # those that a limit on the error may name; around a lost link a ring stands in
+BOUNDED = (*ENCODE_ONCE, "hierarchical")  # those that a limit on the error may name: see Builder's raw_sums
 
 MOST_PLANNED = 1 << 14  # messages that one rank may have where the caller leaves the choice to the plan
 _MOST_BUILT = 4  # schedules, to see which links they need

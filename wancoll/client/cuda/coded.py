@@ -9,6 +9,7 @@ The parts of one tensor are gathered first, and spread last, as the codec's bloc
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,10 +18,13 @@ import numpy as np
 from wancoll.client.codecs import Feed, Residual, coded_bytes
 from wancoll.client.cuda.driver import WITHIN, Device
 from wancoll.client.cuda.eager_copy import EagerCopy, Queued
+from wancoll.client.cuda.encode import Codecs
 from wancoll.client.memory.tensors import Region
 from wancoll.collective import Codec, DType
-from wancoll.errors import DeviceError
+from wancoll.errors import ConfigError, DeviceError
 from wancoll.limits import BLOCK, KIB
+
+log = logging.getLogger("wancoll")
 
 LEAST = 64 * KIB  # bytes of elements: from here on it is worth the kernels
 _ALIGN = 256
@@ -65,6 +69,17 @@ class OnDevice:
             self.device.dropped.append(self.address)  # no call of the driver: this may be any thread
 
 
+def loaded(device: Device) -> bool:
+    """Whether the device has the codecs' kernels, which are loaded once; its context is the thread's."""
+    if device.codecs is None:
+        try:
+            device.codecs = Codecs(device.driver, device.number)
+        except (ConfigError, DeviceError) as bad:
+            log.warning("cuda:%d: tensors are encoded on the host: %s", device.ordinal, bad)
+            device.codecs = False
+    return bool(device.codecs)
+
+
 def _room(device: Device, nbytes: int) -> int:
     address = device.take_memory(nbytes, device.inward)
     if not address:
@@ -90,7 +105,6 @@ def encode(device: Device, codec: Codec, sources: Sequence[Region], feed: Feed |
         DeviceError: the device fails.
     """
     stream, dtype, codecs = device.inward, sources[0].dtype, device.codecs
-    assert codecs
     count = sum(source.count for source in sources)
     coded = gathered = 0
     try:
@@ -161,11 +175,9 @@ class CodedResult(EagerCopy):
         return [*(each for each in rest if callable(each) or each[0] != WITHIN), self._decode]
 
     def _decode(self, stream: Any) -> None:
-        codecs = self.device.codecs
-        assert codecs
         parts = _spread(self._targets, self.memory + self._spread_at)
         address = parts[0][1] if len(parts) > 1 else parts[0][0].address
-        codecs.decode(stream, self._codec, self._dtype, address, self.memory, self._count)
+        self.device.codecs.decode(stream, self._codec, self._dtype, address, self.memory, self._count)
         if len(parts) > 1:
             for target, at in parts:
                 self.device.queue((WITHIN, target.address, at, target.nbytes), stream)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import logging
 import os
 import threading
 import time
@@ -13,8 +12,6 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from wancoll.errors import ConfigError, DeviceError
-
-log = logging.getLogger("wancoll")
 
 TO_DEVICE, TO_HOST, WITHIN = "cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync", "cuMemcpyDtoDAsync"
 _NOT_READY = 600
@@ -124,10 +121,10 @@ class Device:
         self._taken: dict[int, int] = {}  # by address: bytes of an early result; 0: of something else
         self.dropped: list[int] = []  # addresses that nobody uses but what is queued on `inward`
         self.residents: weakref.WeakSet[Any] = weakref.WeakSet()  # residuals that lie there
-        self._codecs: Any = None  # False: there are none
+        self.codecs: Any = None  # the codecs' kernels, loaded when they are needed; False: there are none
         self._leaving: list[tuple[Mark, int]] = []  # bytes that are free behind the mark
-        self._number = driver("cuDeviceGet", ordinal)
-        self.context = driver("cuDevicePrimaryCtxRetain", self._number)
+        self.number = driver("cuDeviceGet", ordinal)
+        self.context = driver("cuDevicePrimaryCtxRetain", self.number)
         try:
             with self.current():
                 _, self._priority = driver("cuCtxGetStreamPriorityRange")
@@ -221,19 +218,6 @@ class Device:
         """Memory that was left is free behind *mark*."""
         self._leaving.append((mark, nbytes))
 
-    @property
-    def codecs(self) -> Any:
-        """The codecs' kernels; False: there are none. Its context is the thread's."""
-        if self._codecs is None:
-            from wancoll.client.cuda.encode import Codecs
-
-            try:
-                self._codecs = Codecs(self.driver, self._number)
-            except (ConfigError, DeviceError) as bad:
-                log.warning("cuda:%d: tensors are encoded on the host: %s", self.ordinal, bad)
-                self._codecs = False
-        return self._codecs
-
     def settle(self) -> None:
         """Wait for what is queued on `inward`. Raises DeviceError: it is not done in time."""
         with self.current():
@@ -291,7 +275,7 @@ class Device:
         with suppress(DeviceError), self.current():
             self._destroy()
         self._destroy()
-        self.driver.code("cuDevicePrimaryCtxRelease", self._number)
+        self.driver.code("cuDevicePrimaryCtxRelease", self.number)
 
     def _new_stream(self) -> Any:
         flags = self.driver.api.CUstream_flags.CU_STREAM_NON_BLOCKING
@@ -304,9 +288,9 @@ class Device:
         return event
 
     def _destroy(self) -> None:
-        if self._codecs and self._closed:
-            self._codecs.close()
-        self._codecs = False
+        if self.codecs and self._closed:
+            self.codecs.close()
+        self.codecs = False
         while self._taken and self._closed:
             self.driver.code("cuMemFreeAsync", self._taken.popitem()[0], self.streams[0])
         if self._pool:

@@ -60,9 +60,8 @@ class EagerCopy:
         attempt, found = self.final(words)
         if not found:
             return False
-        if self.stream is None and not self._take(
-            min(self.nbytes, self.device.room(DEFAULT.early_bytes) // STEP * STEP)
-        ):
+        most = self.device.room(DEFAULT.early_bytes) // STEP * STEP
+        if self.stream is None and not self._take(min(self.nbytes, most)):
             return False
         for step in found:
             if step < len(self._copied):

@@ -225,7 +225,7 @@ class Codecs:
         self._run(stream, feed_launch(dtype, n), (out, source, n, residual), (ctypes.c_uint64,) * 4)
 
     def lost(self, stream: Any, codec: Codec, dtype: DType, out: int, source: int, n: int, coded: int) -> None:
-        """Queue: what feed() has made, at *source*, less what is left of it *coded*, is at *out*, which may be *source*.
+        """Queue: what feed() has made, at *source*, less what is left of it *coded*, is at *out*; that may be *source*.
 
         Without *coded* (0) it is all of it. What is not finite becomes 0.
         """

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 
 from wancoll.client.codecs import Feed, coded_bytes
 from wancoll.client.cuda.coded import LEAST as CODED_LEAST
-from wancoll.client.cuda.coded import CodedResult, encode
+from wancoll.client.cuda.coded import CodedResult, encode, loaded
 from wancoll.client.cuda.driver import TO_DEVICE, TO_HOST, Copy, Device, Driver, Mark, Memory, driver, until
 from wancoll.client.cuda.eager_copy import LEAST, EagerCopy, Numbers, Queued
 from wancoll.client.cuda.encode import CODECS
@@ -356,9 +356,7 @@ class Staging:
             DeviceError: the device fails.
         """
         nbytes, dtype = sum(source.nbytes for source in sources), sources[0].dtype
-        elements = BLOCK // dtype.itemsize
-        coded_block, count = coded_bytes(codec, elements), nbytes // dtype.itemsize
-        at_once = PIECE // coded_block * BLOCK
+        at_once = PIECE // coded_bytes(codec, BLOCK // dtype.itemsize) * BLOCK
         with self._lock, device.current():
             for source in sources:
                 self._come_behind(device, source)
@@ -462,7 +460,7 @@ class Staging:
             return None
         device = self._devices[found[0].on]
         with self._lock, device.current():
-            return device if device.codecs else None
+            return device if loaded(device) else None
 
     def expect_coded(self, device: Device, codec: Codec, targets: Sequence[Region], held: Pinned) -> EagerCopy | None:
         """What brings an encoded result to the parts of a tensor; None: the device has no memory for it."""

@@ -230,8 +230,8 @@ def resolve(
 ) -> ResolvedCall:  # fmt: skip
     """What *call* means in an epoch with the members *world*, among whom this one has *rank*.
 
-    The root of *call*, and *peer* of a send or recv, are ranks in *knew*, the members that its caller knew; *ends*: which
-    of its buffers are encoded.
+    The root of *call*, and *peer* of a send or recv, are ranks in *knew*, the members that its caller knew. *ends* says
+    which of its buffers are encoded.
     """
     if call.kind in P2P_KINDS:
         return _p2p(call, knew, world, rank, plan, peer)
