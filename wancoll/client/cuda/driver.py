@@ -18,10 +18,11 @@ _NOT_READY = 600
 _NOT_INITIALIZED = 3
 _SHORTEST, _LONGEST = 20e-6, 1e-3  # pauses between two looks at a mark
 _SETTLE_SECONDS = 60.0
-_LATER = 8  # a mark is seen this part of the wait too late at most
+_LATER = 32  # a mark is seen this part of the wait too late at most
 
 _loading = threading.Lock()
 _driver: Driver | None = None
+_inside = threading.local()  # .device: whose context is the thread's
 
 
 Copy = tuple[str, int, int, int]  # the driver's call, to, from, bytes
@@ -139,11 +140,17 @@ class Device:
 
     @contextmanager
     def current(self) -> Iterator[None]:
-        """Its context is the thread's while this is entered."""
+        """Its context is the thread's while this is entered, again or not."""
+        outside = getattr(_inside, "device", None)
+        if outside is self:
+            yield
+            return
         self.driver("cuCtxPushCurrent", self.context)
+        _inside.device = self
         try:
             yield
         finally:
+            _inside.device = outside
             self.driver.code("cuCtxPopCurrent")
 
     def follow(self, stream: Any, earlier: Any) -> None:
@@ -154,7 +161,11 @@ class Device:
     def follow_mark(self, stream: Any, mark: Mark) -> None:
         """What will be queued on *stream* comes after *mark*."""
         if not mark.ready():
-            self.driver("cuStreamWaitEvent", stream, mark.event, 0)
+            self.wait_for(stream, mark)
+
+    def wait_for(self, stream: Any, mark: Mark) -> None:
+        """Do as follow_mark() with a mark that was just made, and is not worth a look."""
+        self.driver("cuStreamWaitEvent", stream, mark.event, 0)
 
     def mark(self, stream: Any) -> Mark:
         """A mark behind what is queued on *stream*. Whoever drops one that was not reached gives it to forget()."""

@@ -22,9 +22,8 @@ import logging
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
@@ -47,8 +46,8 @@ from wancoll.native import ffi, lib
 
 log = logging.getLogger("wancoll")
 
-PIECE = 4 * MIB
-SLOTS = 4  # pieces under way from a device; what a timeout leaves behind is no more
+PIECE = 4 * MIB  # of an input, told as one
+LARGE = 16 * MIB  # of what nobody waits for in pieces: other copies come in between
 _CLOSE_SECONDS = 5.0  # close() waits this long for copies that are under way
 _UNPINNED_SECONDS = 60.0  # a commit waits this long for a tensor's stream, where nothing could be pinned
 
@@ -149,7 +148,7 @@ class Staging:
             ConfigError: so it is, or there is no driver.
             DeviceError: the driver fails.
         """
-        for region in regions:
+        for region in dict.fromkeys(regions):
             if region.nbytes and region.device is not None:
                 with self._lock:
                     self._check(region)
@@ -251,6 +250,11 @@ class Staging:
 
     # ---- pinned memory of the caller's --------------------------------------------------------------
 
+    def within(self, regions: Iterable[Region]) -> AbstractContextManager[None]:
+        """While this is entered, the context of the first device of these is the thread's: it is not changed often."""
+        found = [each.on for each in regions if each.nbytes and each.device is not None]
+        return self._devices[found[0]].current() if found else nullcontext()
+
     def settle(self, region: Region, deadline: float | None) -> None:
         """Wait until a device's users of memory of the host that were queued so far are done.
 
@@ -300,23 +304,11 @@ class Staging:
                 with self._lock, device.current():
                     self._driver("cuMemcpyDtoH", to + start, source.address + start, size)
             return
-        flying: deque[Mark] = deque()
-        try:
-            for start, size in pieces(source.nbytes):
-                if len(flying) == SLOTS:
-                    self._until(flying[0], deadline, source)
-                    flying.popleft()
-                with self._lock, device.current():
-                    flying.append(
-                        self._queue(
-                            pinned, device, device.inward, [(TO_HOST, to + start, source.address + start, size)]
-                        )
-                    )
-            while flying:
-                self._until(flying[0], deadline, source)
-                flying.popleft()
-        finally:
-            pinned.entry.marks += flying
+        copies = [(TO_HOST, to + start, source.address + start, size) for start, size in pieces(source.nbytes, LARGE)]
+        with self._lock, device.current():
+            mark = self._queue(pinned, device, device.inward, copies)
+            pinned.entry.marks.append(mark)
+        self._until(mark, deadline, source)
 
     def fill(
         self, sources: Sequence[tuple[int, Region]], nbytes: int, held: Pinned, share: tuple[int, int]
@@ -396,29 +388,32 @@ class Staging:
             device.follow_mark(device.inward, device.last)
 
     def _queue_to_host(self, to_host: DeviceToHost, held: Pinned) -> None:
-        """Each device copies its pieces; the first one's stream of calls follows all of them, piece by piece."""
+        """Each device copies its pieces; the first one's stream of calls follows all of them, piece by piece.
+
+        A piece that is alone does without that stream.
+        """
         assert self._driver is not None
         self._to_hosts = [each for each in self._to_hosts if not each.over()]
         self._to_hosts.append(to_host)
         found = to_host.pieces
         devices = {piece.on: self._devices[piece.on] for piece in found}
         teller = devices[found[0].on]
+        telling = teller.telling if len(found) > 1 else teller.inward
         held.entry.unmarked += 1  # and stays so if an error leaves copies without a mark
         told, call = ffi.cast("uintptr_t", ffi.addressof(lib, "wc_fill_told")), to_host.calls
         for number, piece in enumerate(found):
             device = devices[piece.on]
             with device.current():
                 device.queue(piece.copy, device.inward)
-                device.follow(teller.telling, device.inward)
+                if len(found) > 1:
+                    device.follow(telling, device.inward)
             with teller.current():
                 with_ = int(ffi.cast("uintptr_t", ffi.addressof(call, number)))
-                self._driver("cuLaunchHostFunc", teller.telling, self._driver.api.CUhostFn(int(told)), with_)
-        for device in devices.values():
-            with device.current():
-                held.entry.marks.append(device.mark(device.inward))
-        held.entry.unmarked -= 1
+                self._driver("cuLaunchHostFunc", telling, self._driver.api.CUhostFn(int(told)), with_)
         with teller.current():
-            to_host.mark = teller.mark(teller.telling)
+            to_host.mark = teller.mark(telling)
+        held.entry.marks.append(to_host.mark)  # behind all copies
+        held.entry.unmarked -= 1
 
     def filled(self, to_host: DeviceToHost) -> bool:
         """Whether the input is there. Raises DeviceError: it will not be: a device failed."""
@@ -476,7 +471,7 @@ class Staging:
         """Queue the copies of what is final by now, from the block that is *held*; whether there was anything."""
         device = early.device
         with self._lock:
-            if early.over or self._closed:
+            if early.over or self._closed or not early.final(words)[1]:
                 return False
             began = early.stream is not None
             try:
@@ -541,7 +536,8 @@ class Staging:
                     mark = self._queue(held, device, ours, early.copies(target.address, source, attempt, nbytes), early)
                 else:
                     parts: list[Queued] = [
-                        (TO_DEVICE, target.address + start, source + start, size) for start, size in pieces(nbytes)
+                        (TO_DEVICE, target.address + start, source + start, size)
+                        for start, size in pieces(nbytes, LARGE)
                     ]
                     mark = self._queue(held, device, ours, parts)
                 held.entry.marks.append(mark)
@@ -551,7 +547,7 @@ class Staging:
                     device.follow_mark(device.outward, mark)
                 for stream in lasting:
                     if stream is not None:
-                        device.follow_mark(stream, mark)
+                        device.wait_for(stream, mark)
                 return [HostToDevice(device, mark, origin) for origin in origins]
             for stream in lasting:
                 if stream is not None:

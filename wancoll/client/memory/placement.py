@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 
 import numpy as np
 
@@ -108,7 +109,8 @@ class Placement:
             DeviceError: a device failed.
         """
         try:
-            self._prepare(deadline)
+            with self._staging.within((*self.sources, *self.targets)) if self._staging is not None else nullcontext():
+                self._prepare(deadline)
         except BaseException:
             self.end()
             raise
