@@ -565,7 +565,7 @@ int cuLaunchHostFunc(uint64_t handle, void (*told)(void *), void *with) {
     item *call = add(s, CALL);
     call->told = told; call->with = with;
     s->to_call++;
-    for (item *i = s->first; i; i = i->next) if (i->kind == WAIT && i->due > now_us() + CALL_US) i->due = now_us() + CALL_US;
+    for (item *i = s->first; i; i = i->next) if (i->due > now_us() + CALL_US) i->due = now_us() + CALL_US;
     return leave(OK);
 }
 int cuEventCreate(event **out, unsigned flags) {
