@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple, Protocol, TypeAlias, overload
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from wancoll.schedule.choose import BOUNDED
 from wancoll.schedule.numbers import narrowed, storage, widened
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+Residual: TypeAlias = Any  # an Array, or what has its attributes, copy() and __array__() and lies on a device
 
 FLOATS = (DType.float32, DType.float64, DType.float16, DType.bfloat16)
 # Relative L2 error of an all-reduce of Gaussian data that encodes contributions once, rounded to nearest; cheapest
@@ -144,32 +145,6 @@ def _formats(dtype: DType) -> str:
 # ---- error feedback ----------------------------------------------------------------------------------
 
 
-class OnDevice(Protocol):
-    """A residual that lies on a device."""
-
-    size: int
-    dtype: np.dtype[Any]
-
-    @property
-    def nbytes(self) -> int:
-        """Memory that it takes."""
-
-    def host(self) -> Array:
-        """Its elements here. Raises DeviceError: the device fails."""
-
-
-Residual: TypeAlias = Array | OnDevice
-
-
-@overload
-def on_host(residual: Residual) -> Array: ...
-@overload
-def on_host(residual: Residual | None) -> Array | None: ...
-def on_host(residual: Residual | None) -> Array | None:
-    """The residual as an array."""
-    return residual if residual is None or isinstance(residual, np.ndarray) else residual.host()
-
-
 class ErrorFeedback:
     """A residual for each named tensor: what codecs have lost of it so far.
 
@@ -208,7 +183,7 @@ class ErrorFeedback:
         Raises:
             KeyError: no call with that name has been committed.
         """
-        return on_host(self._residuals[name]).copy()
+        return np.asarray(self._residuals[name].copy())
 
     def reset(self, names: Iterable[str] | None = None) -> None:
         """Forget the residuals of *names*; None: all."""
@@ -228,7 +203,7 @@ class ErrorFeedback:
 
     def state_dict(self) -> dict[str, Array]:
         """A copy of every residual, by name."""
-        return {name: on_host(residual).copy() for name, residual in self._residuals.copy().items()}
+        return {name: residual.copy() for name, residual in self._residuals.copy().items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take the residuals from *state*, as state_dict() gave them, and forget all others.
@@ -236,7 +211,7 @@ class ErrorFeedback:
         Raises:
             ConfigError: a name or a residual that state_dict() would not give; nothing has changed then.
         """
-        loaded: dict[str, Residual] = {}
+        loaded = {}
         name: Any  # the callers are not all type-checked
         for name, value in state.items():
             array = np.asarray(value)
@@ -296,7 +271,8 @@ class Feed:
         given = memory[: self._count * self.dtype.itemsize].view(storage(self.dtype))
         lost = np.empty(self._count, _kept(self.dtype))
         whole = np.empty_like(lost) if self.late else None
-        residual = on_host(self.residual())
+        residual = self.residual()
+        residual = None if residual is None else np.asarray(residual)
         with np.errstate(all="ignore"):
             for start in range(0, self._count, _AT_ONCE):
                 at = slice(start, start + _AT_ONCE)

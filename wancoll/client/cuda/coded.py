@@ -37,11 +37,11 @@ class _NoRoom(DeviceError):
 class OnDevice:
     """A residual on a device: what is queued on the device's stream of copies from it finds it there."""
 
-    def __init__(self, device: Device, size: int, dtype: np.dtype[Any]) -> None:
+    def __init__(self, device: Device, size: int, dtype: np.dtype[Any], stream: Any = None) -> None:
         self.device, self.size, self.dtype = device, size, dtype
         self.address = 0
         self._fetched: np.ndarray[Any, np.dtype[Any]] | None = None  # when the connection ended
-        self.address = _room(device, self.nbytes)
+        self.address = _room(device, self.nbytes, stream)
         device.residents.add(self)
 
     @property
@@ -49,20 +49,22 @@ class OnDevice:
         """Memory that it takes."""
         return self.size * self.dtype.itemsize
 
-    def host(self) -> np.ndarray[Any, np.dtype[Any]]:
-        """Its elements here. Raises DeviceError: the device fails."""
-        with self.device.lock:
-            if self._fetched is not None:
-                return self._fetched
-            found = np.empty(self.size, self.dtype)
-            self.device.settle()
-            with self.device.current():
-                self.device.driver("cuMemcpyDtoH", found.ctypes.data, self.address, self.nbytes)
-            return found
+    def copy(self) -> np.ndarray[Any, np.dtype[Any]]:
+        """Its elements here, as an array. Raises DeviceError: the device fails."""
+        if self._fetched is not None:
+            return self._fetched.copy()
+        found = np.empty(self.size, self.dtype)
+        self.device.settle(self.device.inward)
+        with self.device.lock, self.device.current():
+            self.device.driver("cuMemcpyDtoH", found.ctypes.data, self.address, self.nbytes)
+        return found
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, np.dtype[Any]]:
+        return self.copy()
 
     def fetch(self) -> None:
         """The device's memory goes; what it held stays."""
-        self._fetched = self.host()
+        self._fetched = self.copy()
 
     def __del__(self) -> None:
         if self.address:
@@ -80,8 +82,8 @@ def loaded(device: Device) -> bool:
     return bool(device.codecs)
 
 
-def _room(device: Device, nbytes: int) -> int:
-    address = device.take_memory(nbytes, device.inward)
+def _room(device: Device, nbytes: int, stream: Any = None) -> int:
+    address = device.take_memory(nbytes, device.inward if stream is None else stream)
     if not address:
         raise _NoRoom("the device has no memory", who=f"cuda:{device.ordinal}", expected=f"{nbytes} bytes")
     return address
@@ -91,10 +93,11 @@ def _at(device: Device, residual: Residual | None) -> OnDevice | None:
     """The residual on this device."""
     if residual is None or (isinstance(residual, OnDevice) and residual.device is device):
         return residual
-    array = residual if isinstance(residual, np.ndarray) else residual.host()
-    found = OnDevice(device, array.size, array.dtype)
-    device.settle()
+    array, stream = np.asarray(residual), device.lend()  # on which nothing has to be waited for
+    found = OnDevice(device, array.size, array.dtype, stream)
+    device.settle(stream)
     device.driver("cuMemcpyHtoD", found.address, array.ctypes.data, array.nbytes)
+    device.return_stream(stream)
     return found
 
 

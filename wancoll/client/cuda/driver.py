@@ -229,14 +229,23 @@ class Device:
         """Memory that was left is free behind *mark*."""
         self._leaving.append((mark, nbytes))
 
-    def settle(self) -> None:
-        """Wait for what is queued on `inward`. Raises DeviceError: it is not done in time."""
-        with self.current():
-            if not until(self.mark(self.inward).ready, time.monotonic() + _SETTLE_SECONDS):
-                raise DeviceError(
-                    "the device does not come to what was queued", who=f"cuda:{self.ordinal}",
-                    expected=f"an end within {_SETTLE_SECONDS:.0f} s",
-                )  # fmt: skip
+    def settle(self, stream: Any) -> None:
+        """Wait for what is queued on *stream*, with the lock for each look only. DeviceError: it is not done soon."""
+        if self.driver.pid != os.getpid():
+            raise _forked(f"cuda:{self.ordinal}")
+        with self.lock, self.current():
+            mark = self.mark(stream)
+
+        def ready() -> bool:
+            with self.lock:
+                return mark.ready()
+
+        if not until(ready, time.monotonic() + _SETTLE_SECONDS):
+            self.forget(mark)
+            raise DeviceError(
+                "the device does not come to what was queued", who=f"cuda:{self.ordinal}",
+                expected=f"an end within {_SETTLE_SECONDS:.0f} s",
+            )  # fmt: skip
 
     def queue(self, copy: Copy, stream: Any) -> None:
         """Queue a copy; memory of the host must be pinned."""
