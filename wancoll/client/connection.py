@@ -151,10 +151,10 @@ class Connection:
         with self._posting:
             if work.finished or self._pending.get(work.id) is work:
                 return  # by another thread, or before an interruption
-            if work.placement is not None:
-                self.check_free(work.placement, work.descriptor)
-                work.placement.prepare(deadline)
             try:
+                if work.placement is not None:
+                    self.check_free(work.placement, work.descriptor)
+                    work.placement.prepare(deadline)
                 while not self._send(work):
                     self._wait_for_room(work, deadline)
             except BaseException:

@@ -183,7 +183,7 @@ def make(
         sites=sites,
     )
     coding = Coding.of(descriptor.codec, descriptor.dtype) if descriptor.kind is Kind.all_reduce else None
-    builder = Builder(rank, world_size, coding, shape.nbytes, ends, raw_sums=descriptor.bounded)
+    builder = Builder(rank, world_size, coding, shape.nbytes, ends, raw_sums=descriptor.bounded and coding is not None)
     if world_size > 1:
         _ALGORITHMS[descriptor.kind][algorithm](builder, shape)
     elif descriptor.kind not in DATALESS:

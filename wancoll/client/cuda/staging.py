@@ -238,6 +238,17 @@ class Staging:
                 log.warning("%s cannot be pinned (%s): copies from and to devices block", format_size(nbytes), got)
         return self._arena.take(nbytes)
 
+    def take_coded(self, codec: Codec, parts: Sequence[Region]) -> Pinned | None:
+        """A pinned block for the parts of one tensor, if their device can encode and decode them."""
+        if codec not in CODECS or sum(part.nbytes for part in parts) < CODED_LEAST:
+            return None
+        if any(part.device is None or part.on != parts[0].on for part in parts):
+            return None
+        device = self._devices[parts[0].on]
+        with self._lock, device.current():
+            held = self.take(coded_bytes(codec, sum(part.count for part in parts))) if loaded(device) else None
+        return held if isinstance(held, Pinned) else None
+
     def _register(self, address: int, nbytes: int) -> None:
         assert self._driver is not None
         with next(iter(self._devices.values())).current():
@@ -338,16 +349,15 @@ class Staging:
         return to_host
 
     def encode(
-        self, device: Device, codec: Codec, sources: Sequence[Region], held: Pinned, share: tuple[int, int],
-        feed: Feed | None,
-    ) -> DeviceToHost | None:  # fmt: skip
+        self, codec: Codec, sources: Sequence[Region], held: Pinned, share: tuple[int, int], feed: Feed | None
+    ) -> DeviceToHost | None:
         """Do as fill() with the parts of a tensor, which its device encodes; None: it has no memory for that.
 
         Raises:
             ArenaFull: there is no room.
             DeviceError: the device fails.
         """
-        nbytes, dtype = sum(source.nbytes for source in sources), sources[0].dtype
+        nbytes, dtype, device = sum(each.nbytes for each in sources), sources[0].dtype, self._devices[sources[0].on]
         at_once = PIECE // coded_bytes(codec, BLOCK // dtype.itemsize) * BLOCK
         with self._lock, device.current():
             for source in sources:
@@ -446,19 +456,9 @@ class Staging:
             start += each.nbytes
         return found
 
-    def coder(self, codec: Codec, parts: Sequence[Region]) -> Device | None:
-        """The device that encodes and decodes the parts of one tensor; None: the host does."""
-        found = [part for part in parts if part.nbytes]
-        if codec not in CODECS or sum(part.nbytes for part in found) < CODED_LEAST:
-            return None
-        if any(part.device is None or part.on != found[0].on for part in found):
-            return None
-        device = self._devices[found[0].on]
-        with self._lock, device.current():
-            return device if loaded(device) else None
-
-    def expect_coded(self, device: Device, codec: Codec, targets: Sequence[Region], held: Pinned) -> EagerCopy | None:
+    def expect_coded(self, codec: Codec, targets: Sequence[Region], held: Pinned) -> EagerCopy | None:
         """What brings an encoded result to the parts of a tensor; None: the device has no memory for it."""
+        device = self._devices[targets[0].on]
         early = CodedResult(device, codec, targets)
         early.over = early.nbytes < LEAST
         with self._lock, device.current():

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 
 import numpy as np
 
-from wancoll.client.codecs import Feed, coded_bytes
+from wancoll.client.codecs import Feed
 from wancoll.client.cuda.eager_copy import EagerCopy, Numbers
 from wancoll.client.cuda.pinned import Pinned
 from wancoll.client.cuda.staging import DeviceToHost, HostToDevice, Staging
@@ -101,19 +101,15 @@ class Placement:
         )
 
     def prepare(self, deadline: float | None = None) -> None:
-        """Take the blocks, and copy the input to its block unless it can stay. Again after ArenaFull is harmless.
+        """Take the blocks, and copy the input to its block unless it can stay; after an error end() has to come.
 
         Raises:
             ArenaFull: so it is.
             TimeoutError: a device had not handed over by *deadline* what the host changes first, or what is not pinned.
             DeviceError: a device failed.
         """
-        try:
-            with self._staging.within((*self.sources, *self.targets)) if self._staging is not None else nullcontext():
-                self._prepare(deadline)
-        except BaseException:
-            self.end()
-            raise
+        with self._staging.within((*self.sources, *self.targets)) if self._staging is not None else nullcontext():
+            self._prepare(deadline)
 
     def _prepare(self, deadline: float | None) -> None:
         arena = self._arena
@@ -141,7 +137,7 @@ class Placement:
             if self._swapped is not None:
                 self._result_buffer = self._warm(arena.take(nbytes, self._swapped.nbytes))
             else:
-                self._result_buffer = self._result_to_device(nbytes) or self._block(self.targets, nbytes)
+                self._result_buffer = self._decode_on_device() or self._block(self.targets, nbytes)
             self.result_buffer = self._result_buffer.block.offset
             if self._staging is not None and isinstance(self._result_buffer, Pinned):
                 self._expect_early(self._staging, nbytes)
@@ -170,30 +166,25 @@ class Placement:
 
     def _encode_on_device(self) -> bool:
         """Have the input's device encode it, if it can."""
-        staging = self._staging
-        device = staging.coder(self._codec, self.sources) if staging is not None and self._nearest else None
-        if staging is None or device is None:
-            return False
-        held = staging.take(coded_bytes(self._codec, sum(source.count for source in self.sources)))
-        if not isinstance(held, Pinned):
+        if self._staging is None or not self._nearest:
             return False
         sources = [source for source in self.sources if source.nbytes]
-        to_host = staging.encode(device, self._codec, sources, held, self._share, self.feed)
-        if to_host is None:
+        held = self._staging.take_coded(self._codec, sources)
+        to_host = self._staging.encode(self._codec, sources, held, self._share, self.feed) if held is not None else None
+        if held is None or to_host is None:
             return False
         self._input_buffer, self.input_buffer, self.input_coded = held, held.block.offset, True
         self._to_host, self._table, self.filled = to_host, to_host.table, to_host.table.block.offset
         return True
 
-    def _result_to_device(self, nbytes: int) -> Pinned | None:
+    def _decode_on_device(self) -> Pinned | None:
         """The block for a result that its device will decode, if it can."""
-        staging = self._staging
-        device = staging.coder(self._codec, self.targets) if staging is not None and not self._late else None
-        if staging is None or device is None:
+        if self._staging is None or self._late:
             return None
-        held = staging.take(coded_bytes(self._codec, sum(target.count for target in self.targets)))
-        early = staging.expect_coded(device, self._codec, self.targets, held) if isinstance(held, Pinned) else None
-        if early is None or not isinstance(held, Pinned):
+        targets = [target for target in self.targets if target.nbytes]
+        held = self._staging.take_coded(self._codec, targets)
+        early = self._staging.expect_coded(self._codec, targets, held) if held is not None else None
+        if early is None:
             return None
         self._early, self.result_coded = [early], True
         return held
