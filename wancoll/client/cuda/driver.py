@@ -165,7 +165,8 @@ class Device:
 
     def wait_for(self, stream: Any, mark: Mark) -> None:
         """Do as follow_mark() with a mark that was just made, and is not worth a look."""
-        self.driver("cuStreamWaitEvent", stream, mark.event, 0)
+        if mark.event is not None:
+            self.driver("cuStreamWaitEvent", stream, mark.event, 0)
 
     def mark(self, stream: Any) -> Mark:
         """A mark behind what is queued on *stream*. Whoever drops one that was not reached gives it to forget()."""
