@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
@@ -161,6 +163,26 @@ def call(posting: Descriptor, knew: World | None = KNEW, peer: int = -1) -> Call
 def test_posts_that_cannot_be_are_refused(posting: Descriptor, knew: World | None, says: str) -> None:
     with pytest.raises(ProtocolError, match=says):
         call(posting, knew)
+
+
+@pytest.mark.parametrize("coded", [(True, False), (False, True)])
+def test_encoded_buffers_are_of_calls_with_a_codec(coded: tuple[bool, bool]) -> None:
+    """Their memory is what the elements are in it; who came late finds its daemon's result as elements."""
+
+    def posts(count: int, **fields: Any) -> Call:
+        post = m.Post(1, Descriptor(Kind.all_reduce, count=count, **fields), 0, 64, 1)
+        return posted(replace(post, input_coded=coded[0], result_coded=coded[1]), KNEW, 10, "m10")
+
+    for count, nbytes in ((0, 0), (1, 132), (128, 132), (129, 264)):
+        found = posts(count, codec=Codec.int8)
+        assert found.memory == tuple(nbytes if each else 4 * count for each in coded)
+        meaning = resolve(found.posted, KNEW, KNEW, 0, plan(), ends=found.ends)
+        assert meaning.schedule.ends == coded
+    with pytest.raises(ProtocolError, match="call with a codec"):
+        posts(4)
+    if coded[1]:
+        with pytest.raises(ProtocolError, match="without grace"):
+            posts(4, codec=Codec.int8, grace=1.0)
 
 
 @pytest.mark.parametrize(
