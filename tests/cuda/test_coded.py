@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -261,6 +262,31 @@ def test_memory_of_a_call_that_failed_is_free_behind_its_kernels(
     assert feedback.names == ("y",)
     assert feedback.residual("y").tobytes() == (2 * mine - through(2 * mine)).tobytes()
     assert x.get().tobytes() == (3 * mine).tobytes()
+
+
+def test_a_residual_can_be_read_while_streams_wait(
+    kernels: Any, gpu: Any, held: Communicator, manual: FakeDaemon
+) -> None:
+    """They wait for a result, which another thread brings: who reads holds nobody up."""
+    feedback, mine = wancoll.ErrorFeedback(), np.random.default_rng(1).standard_normal(1000).astype(np.float32)
+    x = array(gpu, mine, "legacy")
+    work = held.all_reduce(x, codec="int8", feedback=feedback, name="x", async_op=True)
+    manual.answer(manual.next_post())
+    work.wait(20)
+    of = feedback.residual("x")
+    y, z = array(gpu, mine, "legacy"), array(gpu, mine, "legacy")
+    work = held.all_reduce(y, codec="int8", async_op=True)
+    work.wait_stream(1, timeout=20)
+    later_work = held.all_reduce(z, codec="int8", feedback=feedback, name="z", async_op=True)
+    manual.wait_for_posts(2)
+    first, second = list(manual.posts)
+    timer = threading.Timer(0.3, lambda: (manual.answer(first), manual.answer(second)))
+    timer.start()
+    assert feedback.residual("x").tobytes() == of.tobytes()
+    work.wait(20)
+    later_work.wait(20)
+    timer.join()
+    assert gpu.waiting() == 0
 
 
 def test_without_memory_for_it_the_host_encodes(kernels: Any, gpu: Any, comm: Communicator, daemon: FakeDaemon) -> None:

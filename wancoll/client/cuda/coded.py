@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
-from wancoll.client.codecs import Feed, Residual, coded_bytes
+from wancoll.client.codecs import Feed, coded_bytes
 from wancoll.client.cuda.driver import WITHIN, Device
 from wancoll.client.cuda.eager_copy import EagerCopy, Queued
 from wancoll.client.cuda.encode import Codecs
@@ -28,20 +29,21 @@ log = logging.getLogger("wancoll")
 
 LEAST = 64 * KIB  # bytes of elements: from here on it is worth the kernels
 _ALIGN = 256
+_FETCH_SECONDS, _CLOSE_SECONDS = 60.0, 5.0
 
 
-class _NoRoom(DeviceError):
+class NoRoom(DeviceError):
     """The device has no memory."""
 
 
 class OnDevice:
     """A residual on a device: what is queued on the device's stream of copies from it finds it there."""
 
-    def __init__(self, device: Device, size: int, dtype: np.dtype[Any], stream: Any = None) -> None:
+    def __init__(self, device: Device, size: int, dtype: np.dtype[Any]) -> None:
         self.device, self.size, self.dtype = device, size, dtype
         self.address = 0
         self._fetched: np.ndarray[Any, np.dtype[Any]] | None = None  # when the connection ended
-        self.address = _room(device, self.nbytes, stream)
+        self.address = _room(device, self.nbytes)
         device.residents.add(self)
 
     @property
@@ -53,18 +55,16 @@ class OnDevice:
         """Its elements here, as an array. Raises DeviceError: the device fails."""
         if self._fetched is not None:
             return self._fetched.copy()
-        found = np.empty(self.size, self.dtype)
-        self.device.settle(self.device.inward)
-        with self.device.lock, self.device.current():
-            self.device.driver("cuMemcpyDtoH", found.ctypes.data, self.address, self.nbytes)
-        return found
+        return np.frombuffer(self.device.fetch(self.address, self.nbytes, _FETCH_SECONDS), self.dtype).copy()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, np.dtype[Any]]:
         return self.copy()
 
-    def fetch(self) -> None:
-        """The device's memory goes; what it held stays."""
-        self._fetched = self.copy()
+    def fetch(self) -> bool:
+        """The connection ends: the memory goes, and what is in it stays; False: it does not, as the device is stuck."""
+        with suppress(DeviceError):
+            self._fetched = np.frombuffer(self.device.fetch(self.address, self.nbytes, _CLOSE_SECONDS), self.dtype)
+        return self._fetched is not None
 
     def __del__(self) -> None:
         if self.address:
@@ -82,29 +82,20 @@ def loaded(device: Device) -> bool:
     return bool(device.codecs)
 
 
-def _room(device: Device, nbytes: int, stream: Any = None) -> int:
-    address = device.take_memory(nbytes, device.inward if stream is None else stream)
+def _room(device: Device, nbytes: int) -> int:
+    address = device.take_memory(nbytes, device.inward)
     if not address:
-        raise _NoRoom("the device has no memory", who=f"cuda:{device.ordinal}", expected=f"{nbytes} bytes")
+        raise NoRoom("the device has no memory", who=f"cuda:{device.ordinal}", expected=f"{nbytes} bytes")
     return address
 
 
-def _at(device: Device, residual: Residual | None) -> OnDevice | None:
-    """The residual on this device."""
-    if residual is None or (isinstance(residual, OnDevice) and residual.device is device):
-        return residual
-    array, stream = np.asarray(residual), device.lend()  # on which nothing has to be waited for
-    found = OnDevice(device, array.size, array.dtype, stream)
-    device.settle(stream)
-    device.driver("cuMemcpyHtoD", found.address, array.ctypes.data, array.nbytes)
-    device.return_stream(stream)
-    return found
-
-
-def encode(device: Device, codec: Codec, sources: Sequence[Region], feed: Feed | None) -> int:
-    """Queue what encodes the parts of a tensor; where that will be, for leave_memory(); 0: the device has no memory.
+def encode(
+    device: Device, codec: Codec, sources: Sequence[Region], feed: Feed | None, residual: OnDevice | None
+) -> int:
+    """Queue what encodes the parts of a tensor, and the *residual* that *feed* adds; where it will be: leave_memory().
 
     Raises:
+        NoRoom: the device has no memory.
         DeviceError: the device fails.
     """
     stream, dtype, codecs = device.inward, sources[0].dtype, device.codecs
@@ -120,7 +111,6 @@ def encode(device: Device, codec: Codec, sources: Sequence[Region], feed: Feed |
                     device.queue((WITHIN, at, source.address, source.nbytes), stream)
         else:
             kind = DType.float64 if dtype is DType.float64 else DType.float32
-            residual = _at(device, feed.residual())
             wanted = OnDevice(device, count, np.dtype(kind.name))
             address, at, size = wanted.address, 0, wanted.dtype.itemsize
             for source in sources:
@@ -134,12 +124,10 @@ def encode(device: Device, codec: Codec, sources: Sequence[Region], feed: Feed |
             if feed.late:
                 codecs.lost(stream, codec, dtype, address, address, count, 0)
             feed.found(lost, wanted if feed.late else None)
-    except BaseException as bad:
+    except BaseException:
         if coded:
             device.leave_memory(coded, stream)
-        if not isinstance(bad, _NoRoom):
-            raise
-        return 0
+        raise
     finally:
         if gathered:
             device.leave_memory(gathered, stream)

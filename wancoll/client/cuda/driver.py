@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import os
 import threading
@@ -17,7 +18,6 @@ TO_DEVICE, TO_HOST, WITHIN = "cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync", "cuMemcpy
 _NOT_READY = 600
 _NOT_INITIALIZED = 3
 _SHORTEST, _LONGEST = 20e-6, 1e-3  # pauses between two looks at a mark
-_SETTLE_SECONDS = 60.0
 _LATER = 32  # a mark is seen this part of the wait too late at most
 
 _loading = threading.Lock()
@@ -230,23 +230,35 @@ class Device:
         """Memory that was left is free behind *mark*."""
         self._leaving.append((mark, nbytes))
 
-    def settle(self, stream: Any) -> None:
-        """Wait for what is queued on *stream*, with the lock for each look only. DeviceError: it is not done soon."""
+    def fetch(self, address: int, nbytes: int, seconds: float) -> bytes:
+        """What lies in memory that is used on `inward`, once all that is queued there is done. Without the lock.
+
+        No other stream is waited for: one of the caller's may wait for us.
+
+        Raises:
+            DeviceError: the device fails, or does not come to it in so many *seconds*.
+            ConfigError: this is a forked child.
+        """
         if self.driver.pid != os.getpid():
             raise _forked(f"cuda:{self.ordinal}")
-        with self.lock, self.current():
-            mark = self.mark(stream)
 
         def ready() -> bool:
             with self.lock:
                 return mark.ready()
 
-        if not until(ready, time.monotonic() + _SETTLE_SECONDS):
-            self.forget(mark)
-            raise DeviceError(
-                "the device does not come to what was queued", who=f"cuda:{self.ordinal}",
-                expected=f"an end within {_SETTLE_SECONDS:.0f} s",
-            )  # fmt: skip
+        with self.current():
+            to = int(self.driver("cuMemHostAlloc", nbytes, 0))
+            with self.lock:
+                self.queue((TO_HOST, to, address, nbytes), self.inward)
+                mark = self.mark(self.inward)
+            if not until(ready, time.monotonic() + seconds):  # and `to` stays: it may be written to
+                raise DeviceError(
+                    "the device does not come to what was queued", who=f"cuda:{self.ordinal}",
+                    expected=f"an end within {seconds:.0f} s",
+                )  # fmt: skip
+            found = ctypes.string_at(to, nbytes)
+            self.driver("cuMemFreeHost", to)
+        return found
 
     def queue(self, copy: Copy, stream: Any) -> None:
         """Queue a copy; memory of the host must be pinned."""
@@ -289,9 +301,6 @@ class Device:
 
     def close(self, over: str) -> None:
         """Give all back; each part by itself, so that one that fails keeps no other. *over*: why it still copies."""
-        with suppress(DeviceError):
-            for resident in list(self.residents) if not over else ():
-                resident.fetch()
         self._over, self._closed = over, not over
         with suppress(DeviceError), self.current():
             self._destroy()

@@ -28,9 +28,11 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
 
-from wancoll.client.codecs import Feed, coded_bytes
+import numpy as np
+
+from wancoll.client.codecs import Feed, Residual, coded_bytes
 from wancoll.client.cuda.coded import LEAST as CODED_LEAST
-from wancoll.client.cuda.coded import CodedResult, encode, loaded
+from wancoll.client.cuda.coded import CodedResult, NoRoom, OnDevice, encode, loaded
 from wancoll.client.cuda.driver import TO_DEVICE, TO_HOST, Copy, Device, Driver, Mark, Memory, driver, until
 from wancoll.client.cuda.eager_copy import LEAST, EagerCopy, Numbers, Queued
 from wancoll.client.cuda.encode import CODECS
@@ -362,8 +364,10 @@ class Staging:
         with self._lock, device.current():
             for source in sources:
                 self._come_behind(device, source)
-            coded = encode(device, codec, sources, feed)
-            if not coded:
+            try:
+                residual = self._upload(device, feed.residual()) if feed is not None else None
+                coded = encode(device, codec, sources, feed, residual)
+            except NoRoom:
                 return None
             try:
                 found = []
@@ -376,6 +380,19 @@ class Staging:
             finally:
                 device.leave_memory(coded, device.inward)
         return to_host
+
+    def _upload(self, device: Device, residual: Residual | None) -> OnDevice | None:
+        """The residual on this device."""
+        if residual is None or (isinstance(residual, OnDevice) and residual.device is device):
+            return residual
+        array, held = np.asarray(residual), self.take(residual.nbytes)
+        if not isinstance(held, Pinned):
+            raise NoRoom("no memory could be pinned", who=f"cuda:{device.ordinal}")
+        found = OnDevice(device, array.size, array.dtype)
+        lib.wc_pages_copy(held.block.address, array.ctypes.data, array.nbytes, 0)
+        copy = TO_DEVICE, found.address, held.block.address, array.nbytes
+        held.entry.marks.append(self._queue(held, device, device.inward, [copy]))
+        return found
 
     def _told(self, found: list[Piece], nbytes: int, share: tuple[int, int]) -> DeviceToHost:
         """What tells of the pieces of an input, as they come."""
@@ -673,6 +690,7 @@ class Staging:
         """Wait for copies under way, for a bounded time, and give all back. Safe to call again."""
         if os.getpid() != self._pid:
             return
+        all(resident.fetch() for device in self._devices.values() for resident in list(device.residents))
         with self._lock:
             self._closed = True
             deadline = time.monotonic() + _CLOSE_SECONDS
