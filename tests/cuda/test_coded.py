@@ -249,6 +249,25 @@ def test_a_tensor_that_came_too_late_is_the_residual(
     assert whole.tobytes() == expected.tobytes()
 
 
+def test_a_result_that_comes_before_the_input_was_read(
+    kernels: Any, gpu: Any, held: Communicator, manual: FakeDaemon
+) -> None:
+    """Its place is the tensor's: all of that was to be kept, and is."""
+    feedback, mine = wancoll.ErrorFeedback(), np.random.default_rng(1).standard_normal(1000).astype(np.float32)
+    x = array(gpu, np.zeros_like(mine))
+    gpu.hold(x)
+    x.put(mine)
+    work = held.all_reduce(x, codec="int8", feedback=feedback, name="x", grace=1.0, async_op=True)
+    post = manual.next_post()
+    manual.result_buffer(post).view(np.float32)[:] = 7
+    manual.drop(post)
+    manual.send(replace(manual.result(post), counted=False))
+    work.wait(20)
+    gpu.lib.standin_release()
+    assert (x.get() == 7).all()
+    assert feedback.residual("x").tobytes() == mine.tobytes()
+
+
 def test_memory_of_a_call_that_failed_is_free_behind_its_kernels(
     kernels: Any, gpu: Any, held: Communicator, manual: FakeDaemon
 ) -> None:

@@ -515,12 +515,13 @@ class Staging:
     def write(
         self, targets: Sequence[Region], source: int, nbytes: int, held: Lease | Pinned,
         stream_waits: Callable[[], StreamWaits | None] = lambda: None,
-        early: EagerCopy | None = None, attempt: int = 0,
+        early: EagerCopy | None = None, attempt: int = 0, behind: Mark | None = None,
     ) -> list[HostToDevice]:  # fmt: skip
         """Queue the copy of a result from *source*, in the block that is *held*; none: it is done. In any thread.
 
         Streams of *stream_waits* wait for it already; it is asked for late, since another thread may have just made it.
         What *attempt* has made may have gone to the device *early*. Several targets are parts of one that is encoded.
+        *behind*: what has to be done before.
 
         Raises:
             DeviceError: the device fails.
@@ -549,6 +550,8 @@ class Staging:
                             device.follow(ours, stream)
                         elif ahead is not None:
                             device.follow(ours, device.outward)  # see expect()
+                if behind is not None:
+                    device.follow_mark(ours, behind)
                 if early is not None and ahead is not None:
                     mark = self._queue(held, device, ours, early.copies(target.address, source, attempt, nbytes), early)
                 else:

@@ -285,9 +285,11 @@ class Placement:
         if targets[0].device is None or staging is None:
             lib.wc_pages_copy(targets[0].address, at, nbytes, 0)
         else:
+            to_host = self._to_host if self._late else None  # who comes too late has a result before its input is read
             self.to_devices += staging.write(
-                targets, at, nbytes, result_buffer, lambda: self._stream_waits, early, attempt
-            )
+                targets, at, nbytes, result_buffer, lambda: self._stream_waits, early, attempt,
+                to_host.mark if to_host is not None else None,
+            )  # fmt: skip
 
 
 def overlap(a: Spans, b: Spans) -> bool:
