@@ -8,7 +8,7 @@
 
 #define WC_FRAME_VERSION 3
 /* Bytes. A digest is XXH3_64(le64(XXH3_64(block 0)), le64(XXH3_64(block 1)), ...), blocks at absolute offsets of the
-   tensor. */
+   tensor, each in its encoded form where there is a codec. */
 #define WC_DIGEST_BLOCK 65536u
 
 /* Every frame on a lane: this header, little endian, then `length` payload bytes. */
@@ -55,7 +55,7 @@ enum { WC_AFTER = 2 }; /* steps that may bound one */
 typedef struct {
     uint64_t offset; /* in the buffer, bytes, of the step's first element */
     uint8_t buffer;
-    uint8_t encoded; /* the bytes there are in the op's codec (scratch only) */
+    uint8_t encoded; /* the bytes there are in the op's codec */
 } wc_place;
 
 /* One step of a schedule: wancoll.schedule.steps.Step says what the fields mean. */
@@ -67,7 +67,7 @@ typedef struct {
     uint16_t number;
     uint8_t direction;
     uint8_t action;
-    uint8_t result; /* what is written to the result buffer is final */
+    uint8_t result; /* what is written to the result buffer is final, and so is its encoded form */
     uint8_t measured; /* of WC_ENCODE: its error is added up */
 } wc_step;
 
@@ -76,11 +76,15 @@ typedef struct {
     uint64_t epoch, seq, fingerprint;
     const void *input; /* never written */
     void *result;
-    uint64_t bytes[3]; /* of the input, the result and scratch; the engine finds the memory for scratch */
+    /* of the input's and the result's elements, and of scratch; the engine finds the memory for scratch */
+    uint64_t bytes[3];
     uint32_t dtype, op;
     uint32_t codec;
+    /* bits 1 << WC_INPUT and 1 << WC_RESULT: that buffer holds encoded bytes. With a codec the digest is of the result's
+       encoded form, which else begins where scratch does */
+    uint32_t coded;
     uint32_t stochastic; /* rounding of the codec; nearest otherwise */
-    uint64_t noise[2]; /* keys of stochastic rounding: for measured encodes (results), and for all others */
+    uint64_t noise[3]; /* keys of stochastic rounding: for results (measured), for what is in the input, for sums */
     uint32_t divisor; /* for WC_FINAL of avg: the world size */
     uint32_t lanes; /* of the epoch's links; part p is meant for lane (seq + p) % lanes: small ops take turns */
     uint32_t lane_groups; /* of the epoch's links */
@@ -89,10 +93,10 @@ typedef struct {
     uint32_t steps_count;
     uint32_t digest; /* 0: no digest wanted (no data) */
     const wc_step *steps; /* copied by wc_post */
-    /* A byte for each WC_DIGEST_BLOCK of the input buffer: not 0 once the block is there, for good. Steps wait for what
+    /* A byte for each WC_DIGEST_BLOCK of the input's elements: not 0 once the block is there, for good. Steps wait for what
        they read; whoever sets a byte then rings a bell. NULL: all of the input buffer is there */
     const uint8_t *filled;
-    /* A word for each WC_DIGEST_BLOCK of the result: becomes `attempt` when the block is final, with release. Needs a
+    /* A word for each WC_DIGEST_BLOCK of the result's elements: becomes `attempt` when the block is final, with release. Needs a
        digest. NULL: nobody looks */
     uint32_t *shown;
     uint32_t attempt;

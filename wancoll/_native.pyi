@@ -56,6 +56,7 @@ class Op(Struct, Protocol):
     dtype: int
     op: int
     codec: int
+    coded: int
     stochastic: int
     noise: Sequence[int]
     divisor: int

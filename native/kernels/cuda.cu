@@ -96,23 +96,73 @@ INLINE void encode_block(u8 *out, const float *x, const u32 *random, int codes, 
         encode_block(coded + block * BLOCK_BYTES, x, stochastic ? random : 0, codes, lane);                                     \
     }
 
-/* One thread for each element. */
-#define DECODE_BLOCKS(codec, codes, type)                                                                                       \
+/* Element i of what was encoded. */
+INLINE float block_value(const u8 *coded, u64 i, int codes)
+{
+    const u8 *in = coded + i / BLOCK * BLOCK_BYTES;
+    const u32 bits = in[0] | (u32)in[1] << 8 | (u32)in[2] << 16 | (u32)in[3] << 24;
+    const float scale = f32_from(bits);
+    const i8 code = (i8)in[4 + i % BLOCK];
+    return bits >> 31 ? flagged_value(codes, code, scale) : code_value(codes, code) * scale;
+}
+#define VALUE_int8(coded, i) block_value(coded, i, INT8_CODES)
+#define VALUE_fp8(coded, i) block_value(coded, i, E4M3_CODES)
+#define VALUE_bf16(coded, i) f32_from((u32)((const u16 *)(coded))[i] << 16)
+
+/* One thread for each element, here and below. */
+#define DECODE(codec, type)                                                                                                     \
     KERNEL decode_##codec##_##type(void *dst, const u8 *coded, u64 n) {                                                         \
         const u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;                                                               \
         if (i >= n)                                                                                                             \
             return;                                                                                                             \
-        const u8 *in = coded + i / BLOCK * BLOCK_BYTES;                                                                         \
-        const u32 bits = in[0] | (u32)in[1] << 8 | (u32)in[2] << 16 | (u32)in[3] << 24;                                         \
-        const float scale = f32_from(bits);                                                                                     \
-        const i8 code = (i8)in[4 + i % BLOCK];                                                                                  \
-        const float x = bits >> 31 ? flagged_value(codes, code, scale) : code_value(codes, code) * scale;                       \
+        const float x = VALUE_##codec(coded, i);                                                                                \
         STORE_##type(dst, i, x);                                                                                                \
+    }
+
+/* ---- error feedback ------------------------------------------------------------------------------------------------ */
+
+typedef float kept_f32, kept_f16, kept_bf16; /* what residuals of a dtype are */
+typedef double kept_f64;
+
+#define WHOLE_f32(src, i) LOAD_f32(src, i)
+#define WHOLE_f64(src, i) (((const double *)(src))[i])
+#define WHOLE_f16(src, i) LOAD_f16(src, i)
+#define WHOLE_bf16(src, i) LOAD_bf16(src, i)
+
+/* What elements of the dtype keep of x. */
+#define KEEPS_f32(x) (x)
+#define KEEPS_f64(x) (x)
+#define KEEPS_f16(x) f16_widened(f16_rounded(x))
+#define KEEPS_bf16(x) f32_from(bf16_rounded(x) >> 16 << 16)
+
+/* src + residual, if there is one. */
+#define FEED(type)                                                                                                              \
+    KERNEL feed_##type(kept_##type *out, const void *src, u64 n, const kept_##type *residual) {                                 \
+        const u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;                                                               \
+        if (i >= n)                                                                                                             \
+            return;                                                                                                             \
+        const kept_##type x = WHOLE_##type(src, i);                                                                             \
+        out[i] = residual ? x + residual[i] : x;                                                                                \
+    }
+FEED(f32)
+FEED(f64)
+FEED(f16)
+FEED(bf16)
+
+/* What the codec loses of src: all of it, if nothing is `coded`. What is not finite is not lost. */
+#define LOST(codec, type)                                                                                                       \
+    KERNEL lost_##codec##_##type(kept_##type *out, const kept_##type *src, u64 n, const u8 *coded) {                            \
+        const u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;                                                               \
+        if (i >= n)                                                                                                             \
+            return;                                                                                                             \
+        const kept_##type lost = src[i] - (coded ? (kept_##type)KEEPS_##type(VALUE_##codec(coded, i)) : 0);                     \
+        out[i] = lost - lost == 0 ? lost : 0;                                                                                   \
     }
 
 #define BLOCKS(codec, codes, type)                                                                                              \
     ENCODE_BLOCKS(codec, codes, type)                                                                                           \
-    DECODE_BLOCKS(codec, codes, type)
+    DECODE(codec, type)                                                                                                         \
+    LOST(codec, type)
 
 BLOCKS(int8, INT8_CODES, f32)
 BLOCKS(int8, INT8_CODES, f64)
@@ -141,12 +191,7 @@ BLOCKS(fp8, E4M3_CODES, bf16)
             }                                                                                                                   \
         }                                                                                                                       \
     }                                                                                                                           \
-    KERNEL decode_bf16_##type(void *dst, const u16 *coded, u64 n) {                                                             \
-        const u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;                                                               \
-        if (i >= n)                                                                                                             \
-            return;                                                                                                             \
-        const float x = f32_from((u32)coded[i] << 16);                                                                          \
-        STORE_##type(dst, i, x);                                                                                                \
-    }
+    DECODE(bf16, type)                                                                                                          \
+    LOST(bf16, type)
 BF16(f32)
 BF16(f64)

@@ -18,9 +18,11 @@ from typing import Any, Self
 
 import numpy as np
 
-from wancoll.collective import DType, Kind, ReduceOp
+from tests.schedule import codec
+from wancoll.collective import Codec, DType, Kind, ReduceOp
 from wancoll.limits import BLOCK, WORD
 from wancoll.peer.arena import RingMemory
+from wancoll.schedule.numbers import storage
 from wancoll.wire import messages as m
 from wancoll.wire.framing import Decoder, encode
 
@@ -128,7 +130,10 @@ class FakeDaemon:
         starts = [sum(counts[:rank]) for rank in range(len(names))]
         mine = slice(starts[me], starts[me] + counts[me])
         if kind in (Kind.all_reduce, Kind.reduce) and result_buffer.size:
-            result_buffer[:] = reduced(input_buffer, dtype, post.call.op, len(ranks))
+            result = reduced(input_buffer, dtype, post.call.op, len(ranks))
+            if post.result_coded:
+                result = codec.encode(Codec(post.call.codec), DType(dtype), result.view(storage(dtype)))
+            result_buffer[:] = result
         elif kind is Kind.reduce_scatter:
             result_buffer[:] = reduced(input_buffer[mine], dtype, post.call.op, len(ranks))
         elif kind in (Kind.all_gather, Kind.gather) and result_buffer.size:
@@ -204,10 +209,22 @@ class FakeDaemon:
             while not self.bytes[post.filled : post.filled + -(-size // BLOCK)].all():
                 assert time.monotonic() < deadline, f"the input of {post} was not filled"
                 time.sleep(0.0002)
-        return self.bytes[post.input_buffer : post.input_buffer + self.sizes(post)[0]]
+        data = self.bytes[post.input_buffer : post.input_buffer + self.memory(post)[0]]
+        if post.input_coded:
+            return codec.decode(Codec(post.call.codec), DType(post.call.dtype), data, post.call.count).view(np.uint8)
+        return data
 
     def result_buffer(self, post: m.Post) -> np.ndarray[Any, Any]:
-        return self.bytes[post.result_buffer : post.result_buffer + self.sizes(post)[1]]
+        return self.bytes[post.result_buffer : post.result_buffer + self.memory(post)[1]]
+
+    def memory(self, post: m.Post) -> tuple[int, int]:
+        """Bytes of memory for the input and the result."""
+        sizes, coded = self.sizes(post), (post.input_coded, post.result_coded)
+        reads, writes = (
+            codec.coded_bytes(Codec(post.call.codec), post.call.count) if each else size
+            for size, each in zip(sizes, coded, strict=True)
+        )
+        return reads, writes
 
     def hang_up(self) -> None:
         assert self.client is not None
@@ -292,9 +309,9 @@ class FakeDaemon:
         def overlap(a: int, a_size: int, b: int, b_size: int) -> bool:
             return bool(a_size and b_size) and a < b + b_size and b < a + a_size
 
-        input_buffer, result_buffer = self.sizes(post)
+        input_buffer, result_buffer = self.memory(post)
         for other in [post, *self.posts]:
-            other_input, other_result = self.sizes(other)
+            other_input, other_result = self.memory(other)
             if (
                 overlap(post.result_buffer, result_buffer, other.input_buffer, other_input)
                 or overlap(post.input_buffer, input_buffer, other.result_buffer, other_result)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.client.conftest import comm, daemon, held, manual, world  # noqa: F401 -- fixtures
+from tests.cuda.test_encode import host  # noqa: F401 -- a fixture
 from tests.later import at_night
 from wancoll.limits import BLOCK
 
@@ -29,6 +31,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Results of kilobytes go to a device before the commit, as large ones do."""
     monkeypatch.setattr("wancoll.client.cuda.staging.LEAST", 1)
     monkeypatch.setattr("wancoll.client.cuda.eager_copy.STEP", BLOCK)
+    monkeypatch.setattr("wancoll.client.cuda.staging.CODED_LEAST", 1)
 
 
 @pytest.fixture(params=SEEDS, ids="seed{}".format)
@@ -52,6 +55,16 @@ def shared(standin: Any, seed: int) -> Iterator[Any]:
     standin.lib.standin_drain()
     standin.free_all()
     assert standin.violations() == ""
+
+
+@pytest.fixture
+def kernels(shared: Any, host: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:  # noqa: F811 -- a fixture
+    """The stand-in, whose streams run the codecs' kernels on the host."""
+    monkeypatch.setattr("wancoll.client.cuda.encode.compiled", lambda *capability: b"code for it")
+    shared.lib.standin_kernels.argtypes = [ctypes.c_void_p]
+    shared.lib.standin_kernels(ctypes.cast(host.launch, ctypes.c_void_p))
+    yield shared
+    shared.lib.standin_kernels(None)
 
 
 @pytest.fixture

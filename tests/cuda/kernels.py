@@ -12,6 +12,7 @@ import numpy as np
 from tests.engine.test_codec import hard
 from tests.schedule.codec import block, coded_bytes
 from wancoll._native import ffi, lib
+from wancoll.client.codecs import ErrorFeedback, Feed
 from wancoll.client.cuda.driver import Driver
 from wancoll.client.cuda.encode import CODECS, Codecs
 from wancoll.collective import Codec, DType
@@ -46,6 +47,7 @@ def kernels(
         for codec in CODECS:
             for dtype in [each for each in DType if takes(codec, each)]:
                 wrong = differences(driver, codecs, stream, codec, dtype, values(dtype))
+                wrong += fed(driver, codecs, stream, codec, dtype, values(dtype))
                 name = f"{codec.name} of {dtype.name} on the device"
                 yield name, "WRONG" if wrong else "ok", ", ".join(wrong) or "encoded and decoded, the CPU's bits"
         for codec in CODECS:
@@ -73,6 +75,34 @@ def differences(driver: Driver, codecs: Codecs, stream: Any, codec: Codec, dtype
                 codecs.decode(stream, codec, dtype, target, source, n)
                 if read(driver, stream, target, decoded).tobytes() != decoded.tobytes():
                     found.append(f"decode of {n} elements, noise {noise}")
+    return found
+
+
+def fed(driver: Driver, codecs: Codecs, stream: Any, codec: Codec, dtype: DType, x: Array) -> list[str]:
+    """What error feedback does otherwise on the device than on the CPU."""
+    kind = DType.float64 if dtype is DType.float64 else DType.float32
+    n, residual = x.size, np.random.default_rng(1).standard_normal(x.size).astype(kind.name)
+    feedback = ErrorFeedback()
+    feedback.load_state_dict({"x": residual})
+    feed = Feed("gpu-check", feedback, "x", dtype, n, codec, late=True)
+    sent = np.zeros(feed.nbytes, np.uint8)
+    sent[: x.nbytes] = x.view(np.uint8)
+    feed.add(sent.ctypes.data)
+    coded, wanted, found = sent[: coded_bytes(codec, n)], [], []
+    for counted in (True, False):
+        feed.commit(counted)
+        wanted.append(feedback.residual("x"))
+    with (
+        memory(driver, x) as source, memory(driver, residual) as before, memory(driver, residual) as whole,
+        memory(driver, residual) as lost, memory(driver, coded) as target,
+    ):  # fmt: skip
+        codecs.feed(stream, dtype, whole, source, n, before)
+        codecs.encode(stream, codec, kind, target, whole, n)
+        codecs.lost(stream, codec, dtype, lost, whole, n, target)
+        codecs.lost(stream, codec, dtype, whole, whole, n, 0)
+        for name, at, right in (("sent", target, coded), ("lost", lost, wanted[0]), ("too late", whole, wanted[1])):
+            if read(driver, stream, at, right).tobytes() != right.tobytes():
+                found.append(f"feedback: what is {name}")
     return found
 
 

@@ -32,7 +32,7 @@ typedef int runner(const char *name, unsigned grid, unsigned block, void *dst, c
 typedef struct { const char *name; unsigned grid, block; uint64_t n; int stochastic; uint64_t key, first; } kernel;
 typedef struct item { struct item *next; int kind; uint64_t seq, due; char *to, *from, *host; uint64_t bytes; bool to_host;
                       struct stream *other; uint64_t other_seq; void (*told)(void *); void *with;
-                      const volatile uint32_t *word; uint32_t value; kernel *kernel; memory *used[2]; uint64_t number[2]; } item;
+                      const volatile uint32_t *word; uint32_t value; kernel *kernel; memory *used[3]; uint64_t number[3]; } item;
 typedef struct stream { bool alive, blocking; int to_call; context *ctx; item *first, *last; uint64_t given, done, urgent;
                         pthread_t thread; struct stream *next; } stream;
 typedef struct { bool alive; context *ctx; stream *on; uint64_t seq; int asked; } event;
@@ -127,6 +127,11 @@ static void force(stream *s, uint64_t seq) {
 }
 
 static void execute(item *i) {
+    for (int k = 0; k < 3; k++)
+        if (i->used[k] && (!i->used[k]->alive || i->used[k]->early || i->used[k]->number != i->number[k])) {
+            violation("a copy or a kernel ran on memory of a pool that was not there yet, or had been given back");
+            return;
+        }
     if (i->kernel) {
         kernel *k = i->kernel;
         if (!run_kernel || run_kernel(k->name, k->grid, k->block, i->to, i->from, k->n, k->stochastic, k->key, k->first))
@@ -136,11 +141,6 @@ static void execute(item *i) {
     }
     if (i->host && msync((void *)((uintptr_t)i->host & ~(uintptr_t)4095), i->bytes, MS_ASYNC))
         violation("host memory of a copy was unmapped before it ran");
-    for (int k = 0; k < 2; k++)
-        if (i->used[k] && (!i->used[k]->alive || i->used[k]->early || i->used[k]->number != i->number[k])) {
-            violation("a copy ran on memory of a pool that was not there yet, or had been given back");
-            return;
-        }
     uint64_t half = i->bytes / 2;
     memcpy(i->to, i->from, half);
     if (seed > 1 && chance() % 4 == 0) { pthread_mutex_unlock(&lock); usleep(50); pthread_mutex_lock(&lock); }
@@ -407,6 +407,7 @@ int cuPointerGetAttributes(unsigned count, int *attributes, void **data, uint64_
     return leave(OK);
 }
 
+static void use(item *i, int k, memory *m) { if (m && m->kind == POOLED) { i->used[k] = m; i->number[k] = m->number; } }
 static int copy(stream *s, uint64_t to, uint64_t from, uint64_t bytes, bool to_host, bool from_host, bool at_once) {
     if (!s || s->ctx != current()) return leave(INVALID_HANDLE);
     if (!bytes) return leave(OK);
@@ -421,9 +422,8 @@ static int copy(stream *s, uint64_t to, uint64_t from, uint64_t bytes, bool to_h
     i->bytes = bytes; i->host = host; i->to_host = to_host;
     i->to = a ? a->alias + (to - a->at) : (char *)(uintptr_t)to;
     i->from = b ? b->alias + (from - b->at) : (char *)(uintptr_t)from;
-    memory *used[2] = { a, b };
-    for (int k = 0; k < 2; k++)
-        if (used[k] && used[k]->kind == POOLED) { i->used[k] = used[k]; i->number[k] = used[k]->number; }
+    use(i, 0, a);
+    use(i, 1, b);
     if (at_once) drain(s, s->given);
     return leave(OK);
 }
@@ -496,11 +496,20 @@ int cuLaunchKernel(const char *name, unsigned gx, unsigned gy, unsigned gz, unsi
     if (!s || s->ctx != current()) return leave(INVALID_HANDLE);
     if (!to || !from || !gx || !bx || bx > 1024 || gy != 1 || gz != 1 || by != 1 || bz != 1 || shared || extra) return leave(INVALID_VALUE);
     item *i = add(s, COPY);
+    use(i, 0, to);
+    use(i, 1, from);
     i->kernel = calloc(1, sizeof *i->kernel);
     *i->kernel = (kernel){ .name = name, .grid = gx, .block = bx, .n = *(uint64_t *)given[2] };
     if (!strncmp(name, "encode", 6)) {
         i->kernel->stochastic = *(int *)given[3];
         i->kernel->key = *(uint64_t *)given[4]; i->kernel->first = *(uint64_t *)given[5];
+    }
+    if (!strncmp(name, "feed", 4) || !strncmp(name, "lost", 4)) {
+        uint64_t third = *(uint64_t *)given[3];
+        memory *also = third ? find(third, 1) : NULL;
+        if (third && !also) return leave(INVALID_VALUE);
+        use(i, 2, also);
+        i->kernel->key = third ? (uint64_t)(uintptr_t)(also->alias + (third - also->at)) : 0;
     }
     i->to = to->alias + (*(uint64_t *)given[0] - to->at); i->from = from->alias + (*(uint64_t *)given[1] - from->at);
     return leave(OK);
@@ -556,7 +565,7 @@ int cuLaunchHostFunc(uint64_t handle, void (*told)(void *), void *with) {
     item *call = add(s, CALL);
     call->told = told; call->with = with;
     s->to_call++;
-    for (item *i = s->first; i; i = i->next) if (i->kind == WAIT && i->due > now_us() + CALL_US) i->due = now_us() + CALL_US;
+    for (item *i = s->first; i; i = i->next) if (i->due > now_us() + CALL_US) i->due = now_us() + CALL_US;
     return leave(OK);
 }
 int cuEventCreate(event **out, unsigned flags) {

@@ -13,6 +13,7 @@ import wancoll
 from tests.client.fake_daemon import FakeDaemon, made
 from tests.client.tools import in_thread, refused, until
 from wancoll.client.communicator import Communicator
+from wancoll.client.cuda.driver import Driver
 from wancoll.client.cuda.staging import PIECE
 from wancoll.errors import ConfigError, DeviceError, OutcomeUnknown, TimeoutError, WorldTooSmall
 
@@ -51,6 +52,30 @@ def test_in_place_between_kernels(gpu: Any, comm: Communicator, style: str) -> N
         same(x.seen(late), 2 * before)
         if style != "no stream":
             same(x.seen(early), before)
+
+
+@pytest.mark.parametrize(("style", "most"), [("interface", 12), ("per thread", 10), ("dlpack", 6)])
+def test_a_small_call_makes_few_calls_of_the_driver(
+    gpu: Any, comm: Communicator, monkeypatch: pytest.MonkeyPatch, style: str, most: int
+) -> None:
+    """Looks at marks, whose number is chance, are counted apart; so is the context, which is changed for each half."""
+    monkeypatch.setattr("wancoll.client.cuda.staging.LEAST", 4 << 20)
+    x, names, code = array(gpu, numbers(1024), style), [], Driver.code
+    comm.all_reduce(x)
+    comm.all_reduce(x)
+
+    def counted(self: Any, name: str, *arguments: Any) -> Any:
+        names.append(name)
+        return code(self, name, *arguments)
+
+    monkeypatch.setattr(Driver, "code", counted)
+    comm.all_reduce(x)
+    monkeypatch.undo()
+    contexts = [names.count(name) for name in ("cuCtxPushCurrent", "cuCtxPopCurrent")]
+    looks = names.count("cuEventQuery")
+    assert contexts == [2, 2]
+    assert len(names) - looks - sum(contexts) <= most, names
+    same(x.get(), 8 * numbers(1024))
 
 
 @pytest.mark.parametrize("style", STYLES[2:])

@@ -66,20 +66,26 @@ static int noisy;
 
 #define CALLS(codec, type)                                                                                                      \
     static void call_encode_##codec##_##type(void) { encode_##codec##_##type(to, from, count, noisy, noise_key, noise_first); } \
-    static void call_decode_##codec##_##type(void) { decode_##codec##_##type(to, from, count); }
-#define NAMES(codec, type) {"encode_" #codec "_" #type, call_encode_##codec##_##type}, {"decode_" #codec "_" #type, call_decode_##codec##_##type}
+    static void call_decode_##codec##_##type(void) { decode_##codec##_##type(to, from, count); }                                \
+    static void call_lost_##codec##_##type(void) { lost_##codec##_##type(to, from, count, (const void *)noise_key); }
+#define NAMES(codec, type)                                                                                                      \
+    {"encode_" #codec "_" #type, call_encode_##codec##_##type}, {"decode_" #codec "_" #type, call_decode_##codec##_##type},     \
+    {"lost_" #codec "_" #type, call_lost_##codec##_##type}
 #define EACH(one, between)                                                                                                      \
     one(int8, f32) between one(int8, f64) between one(int8, f16) between one(int8, bf16) between one(fp8, f32)                  \
     between one(fp8, f64) between one(fp8, f16) between one(fp8, bf16) between one(bf16, f32) between one(bf16, f64)
 #define NOTHING
 #define COMMA ,
 EACH(CALLS, NOTHING)
+#define FEED_CALL(type) static void call_feed_##type(void) { feed_##type(to, from, count, (const void *)noise_key); }
+FEED_CALL(f32) FEED_CALL(f64) FEED_CALL(f16) FEED_CALL(bf16)
 static const struct {
     const char *name;
     void (*call)(void);
-} kernels[] = {EACH(NAMES, COMMA)};
+} kernels[] = {EACH(NAMES, COMMA), {"feed_f32", call_feed_f32}, {"feed_f64", call_feed_f64}, {"feed_f16", call_feed_f16},
+               {"feed_bf16", call_feed_bf16}};
 
-/* As the driver launches it; the number of violations, or -1: no such kernel. */
+/* As the driver launches it, `key` also being a third address; the number of violations, or -1: no such kernel. */
 int launch(const char *name, unsigned grid, unsigned block, void *dst, const void *src, uint64_t n, int stochastic, uint64_t key, uint64_t first)
 {
     kernel = 0;

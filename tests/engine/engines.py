@@ -15,6 +15,7 @@ from wancoll.native.engine import Done, Engine, LaneStatistics
 from wancoll.native.seal import Sealed, Seals
 from wancoll.peer.links.beside import Memory
 from wancoll.schedule.choose import make, sizes
+from wancoll.schedule.steps import RAW_ENDS, Ends
 
 KIB = 1024
 DEADLINE = 60.0
@@ -143,9 +144,10 @@ class Mesh:
         *,
         members: Sequence[int] = (),
         sites: Sequence[str] = (),
-        noise: tuple[int, int] = (0, 0),
+        noise: tuple[int, int, int] = (0, 0, 0),
         filled: Any = None,
         shown: Any = None,
+        ends: Ends = RAW_ENDS,
         **numbers: int,
     ) -> None:
         """Post any call on one rank; an array that the call does not use may be empty."""
@@ -154,7 +156,7 @@ class Mesh:
         n, me = len(members), members.index(rank)
         input_bytes, result_bytes = sizes(call, me, n, ())
         prepared = self.engines[rank].prepare(
-            make(call, algorithm, me, n, sites=sites),
+            make(call, algorithm, me, n, sites=sites, ends=ends),
             {place: 100 + other for place, other in enumerate(members)},
             dtype=call.dtype,
             op=call.op,

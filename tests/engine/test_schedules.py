@@ -7,10 +7,12 @@ import pytest
 
 from tests.engine.engines import Mesh, mesh_of, same, wait_for
 from tests.later import at_night, later
-from tests.schedule import numbers, reference
+from tests.schedule import codec, numbers, reference
+from tests.schedule.schedules import mixed_ends
 from wancoll.collective import REDUCING, ROOTED, SAME_RESULT, Codec, Descriptor, DType, Kind, ReduceOp
 from wancoll.native.engine import Done
 from wancoll.schedule.choose import ALGORITHMS, make, sizes
+from wancoll.schedule.steps import RAW_ENDS
 
 COUNTS = (0, 1, 5, 1025, 70_001)
 UNEVEN = {Kind.all_gather, Kind.reduce_scatter}
@@ -42,9 +44,10 @@ def run(mesh: Mesh, call: Descriptor, algorithm: str, seed: int) -> None:
     result_buffers = [
         np.full(result_buffer // call.dtype.itemsize, 85, numbers.storage(call.dtype)) for _, result_buffer in wanted
     ]
-    untouched = [input_buffer.copy() for input_buffer in input_buffers]
-    schedules = [make(call, algorithm, rank, world, sites=sites_of(world)) for rank in range(world)]
-    keys = [(RESULT_KEY, 77 + rank) for rank in range(world)]
+    ends = mixed_ends(world, seed) if call.codec else [RAW_ENDS] * world
+    schedules = [make(call, algorithm, rank, world, sites=sites_of(world), ends=ends[rank]) for rank in range(world)]
+    digests: list[int] = []
+    keys = [(RESULT_KEY, 77 + rank, 99 + rank) for rank in range(world)]
     noise = keys if call.rounding == "stochastic" else None
     expected = reference.execute(
         schedules,
@@ -54,7 +57,16 @@ def run(mesh: Mesh, call: Descriptor, algorithm: str, seed: int) -> None:
         codec=call.codec,
         result_bytes=[result_buffer for _, result_buffer in wanted],
         noise=noise,
+        digests=digests,
     )
+    elements_of = [x.size for x in result_buffers]
+    for rank, (coded_input, coded_result) in enumerate(ends):
+        if coded_input:
+            key = keys[rank][1] if noise else None
+            input_buffers[rank] = codec.encode(call.codec, call.dtype, input_buffers[rank], key=key)
+        if coded_result:
+            result_buffers[rank] = np.full(codec.coded_bytes(call.codec, call.count), 85, np.uint8)
+    untouched = [input_buffer.copy() for input_buffer in input_buffers]
     for rank in range(world):
         mesh.run(
             rank,
@@ -65,12 +77,15 @@ def run(mesh: Mesh, call: Descriptor, algorithm: str, seed: int) -> None:
             result_buffers[rank],
             sites=sites_of(world),
             noise=keys[rank],
+            ends=ends[rank],
         )
     done = [wait_for(engine, Done) for engine in mesh.engines]
     for rank in range(world):
+        if ends[rank].result:
+            result_buffers[rank] = codec.decode(call.codec, call.dtype, result_buffers[rank], elements_of[rank])
         assert same(result_buffers[rank], expected[rank]), (str(call), algorithm, rank)
         assert same(input_buffers[rank], untouched[rank])
-        assert done[rank].digest == numbers.digest(expected[rank].tobytes())
+        assert done[rank].digest == digests[rank]
     if call.kind in SAME_RESULT:
         assert len({d.digest for d in done}) == 1
 
@@ -90,8 +105,8 @@ def test_every_collective_and_algorithm(world: int) -> None:
 
 
 @pytest.mark.parametrize("world", [1, 2, *later(3, 5), *at_night(8)])
-@pytest.mark.parametrize("codec", [codec for codec in Codec if codec is not Codec.none])
-def test_every_codec_in_every_algorithm(codec: Codec, world: int) -> None:
+@pytest.mark.parametrize("each", [each for each in Codec if each is not Codec.none])
+def test_every_codec_in_every_algorithm(each: Codec, world: int) -> None:
     with mesh_of(world, lanes=3) as mesh:
         for algorithm in ALGORITHMS[Kind.all_reduce]:
             for count, op, rounding in (
@@ -100,7 +115,7 @@ def test_every_codec_in_every_algorithm(codec: Codec, world: int) -> None:
                 (150_001, ReduceOp.sum, "stochastic"),
                 (33_000, ReduceOp.max, "nearest"),
             ):
-                call = Descriptor(Kind.all_reduce, DType.float32, op, count, codec=codec, rounding=rounding)
+                call = Descriptor(Kind.all_reduce, DType.float32, op, count, codec=each, rounding=rounding)
                 run(mesh, call, algorithm, seed=count)
 
 
@@ -137,9 +152,9 @@ def test_the_codec_error_and_the_bytes_saved_are_reported() -> None:
     input_buffers = [rng.standard_normal(count).astype(np.float32) for _ in range(world)]
     exact = sum(input_buffer.astype(np.float64) for input_buffer in input_buffers)
     with mesh_of(world, lanes=2) as mesh:
-        for codec, bar in ((Codec.bf16, 0.004), (Codec.int8, 0.01), (Codec.int4, 0.15), (Codec.fp8, 0.04)):
+        for each, bar in ((Codec.bf16, 0.004), (Codec.int8, 0.01), (Codec.int4, 0.15), (Codec.fp8, 0.04)):
             mesh.seq += 1
-            call = Descriptor(Kind.all_reduce, DType.float32, count=count, codec=codec)
+            call = Descriptor(Kind.all_reduce, DType.float32, count=count, codec=each)
             result_buffers = [np.zeros_like(input_buffer) for input_buffer in input_buffers]
             for rank in range(world):
                 mesh.run(rank, mesh.seq, call, "direct", input_buffers[rank], result_buffers[rank])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
@@ -91,15 +93,15 @@ def test_the_plan_chooses_and_links_to_avoid_are_avoided() -> None:
     assert (around.algorithm, around.needs) == ("ring", {11, 13})
 
 
-def test_around_a_link_to_avoid_a_limit_on_the_error_leaves_out_the_codec() -> None:
+def test_around_a_link_to_avoid_a_limit_on_the_error_leaves_sums_raw() -> None:
     call = Descriptor(Kind.all_reduce, count=800, codec=Codec.int8, rounding="stochastic", seed=4)
-    for bounded, codec in ((False, Codec.int8), (True, Codec.none)):
+    for bounded in (False, True):
         call = replace(call, bounded=bounded)
         straight, around = (resolve(call, KNEW, KNEW, 0, plan(avoid=avoid)) for avoid in ((), ((11, 13),)))
         assert (straight.algorithm, straight.descriptor) == ("direct", call)
-        assert (around.algorithm, around.descriptor.codec) == ("ring", codec)
-        assert (noise(around.descriptor, 1, 10) == (0, 0)) == bounded
-        assert any(step.left.encoded for step in around.schedule.steps if step.left is not None) != bounded
+        assert (around.algorithm, around.descriptor) == ("ring", call)
+        sent = [step for step in around.schedule.steps if step.direction is Direction.send]
+        assert [step.left is not None and step.left.encoded for step in sent] == [not bounded] * 3 + [True] * 3
 
 
 def test_without_a_route_the_pair_is_named() -> None:
@@ -163,6 +165,26 @@ def test_posts_that_cannot_be_are_refused(posting: Descriptor, knew: World | Non
         call(posting, knew)
 
 
+@pytest.mark.parametrize("coded", [(True, False), (False, True)])
+def test_encoded_buffers_are_of_calls_with_a_codec(coded: tuple[bool, bool]) -> None:
+    """Their memory is what the elements are in it; who came late finds its daemon's result as elements."""
+
+    def posts(count: int, **fields: Any) -> Call:
+        post = m.Post(1, Descriptor(Kind.all_reduce, count=count, **fields), 0, 64, 1)
+        return posted(replace(post, input_coded=coded[0], result_coded=coded[1]), KNEW, 10, "m10")
+
+    for count, nbytes in ((0, 0), (1, 132), (128, 132), (129, 264)):
+        found = posts(count, codec=Codec.int8)
+        assert found.memory == tuple(nbytes if each else 4 * count for each in coded)
+        meaning = resolve(found.posted, KNEW, KNEW, 0, plan(), ends=found.ends)
+        assert meaning.schedule.ends == coded
+    with pytest.raises(ProtocolError, match="call with a codec"):
+        posts(4)
+    if coded[1]:
+        with pytest.raises(ProtocolError, match="without grace"):
+            posts(4, codec=Codec.int8, grace=1.0)
+
+
 @pytest.mark.parametrize(
     "posting",
     [
@@ -204,10 +226,10 @@ def test_a_send_is_one_step_to_the_member_that_was_named() -> None:
 def test_noise_is_of_the_seed_the_op_and_the_member_only() -> None:
     call = Descriptor(Kind.all_reduce, count=8, rounding="stochastic", seed=3)
     assert noise(call, 5, 10) == noise(call, 5, 10)
-    assert (
-        len({*noise(call, 5, 10), *noise(call, 5, 11), *noise(call, 6, 10), *noise(replace(call, seed=4), 5, 10)}) == 8
-    )
-    assert noise(Descriptor(Kind.all_reduce, count=8, seed=3), 5, 10) == (0, 0)
+    keys = [noise(call, 5, 10), noise(call, 5, 11), noise(call, 6, 10), noise(replace(call, seed=4), 5, 10)]
+    assert len({key for each in keys for key in each}) == 11  # members encode a result alike
+    assert keys[0][0] == keys[1][0]
+    assert noise(Descriptor(Kind.all_reduce, count=8, seed=3), 5, 10) == (0, 0, 0)
 
 
 def test_an_algorithm_that_needs_too_much_memory_is_refused() -> None:

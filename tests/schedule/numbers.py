@@ -46,11 +46,11 @@ def average(dtype: DType, a: Array, b: Array, n: int) -> Array:
         return signed
 
 
-def digest(result: bytes) -> int:
+def digest(result: bytes, block: int = DIGEST_BLOCK) -> int:
     """The digest of a result: XXH3-64 of the little-endian XXH3-64 hashes of its blocks."""
     import xxhash
 
-    blocks = (result[start : start + DIGEST_BLOCK] for start in range(0, len(result), DIGEST_BLOCK))
+    blocks = (result[start : start + block] for start in range(0, len(result), block))
     return xxhash.xxh3_64_intdigest(b"".join(xxhash.xxh3_64_intdigest(b).to_bytes(8, "little") for b in blocks))
 
 

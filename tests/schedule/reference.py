@@ -19,6 +19,7 @@ from itertools import count, pairwise
 
 import numpy as np
 
+from tests.schedule import numbers
 from tests.schedule.codec import decode, encode
 from tests.schedule.numbers import Array, average, reduce, storage
 from wancoll.collective import Codec, DType, ReduceOp
@@ -37,24 +38,27 @@ def execute(
     *,
     codec: Codec = Codec.none,
     result_bytes: Sequence[int] | None = None,
-    noise: Sequence[tuple[int, int]] | None = None,
+    noise: Sequence[tuple[int, int, int]] | None = None,
     order: int | None = None,
     cut: int = 0,
     lanes: int = 1,
+    digests: list[int] | None = None,
 ) -> list[Array]:
     """Runs the schedules of all ranks as the engine does and returns every rank's result.
 
     Args:
         schedules: one for each rank.
-        inputs: each rank's input: a one-dimensional array of dtype storage(dtype). They are not changed.
+        inputs: each rank's input: a one-dimensional array of dtype storage(dtype). They are not changed. Where a
+            schedule takes it encoded, that is done first; a result that it leaves encoded is decoded.
         dtype: what the elements are.
         op: the reduce op.
         codec: of what the schedules encode.
         result_bytes: size of each rank's result; None: that of its input.
-        noise: two keys for each rank, of stochastic rounding: for measured encodes, and for all others. None: nearest.
+        noise: three keys for each rank, of stochastic rounding: for results, inputs and sums. None: nearest.
         order: seed of a random order of all that may happen next; None: one rank after the other, as far as it comes.
         cut: steps are done in parts, cut at multiples of that many bytes of the whole; 0: in one piece.
         lanes: of every pair of ranks; part p of a step is on lane p % lanes. On a lane sends and receives are in order.
+        digests: takes each rank's digest.
 
     Returns:
         Arrays of dtype storage(dtype).
@@ -66,7 +70,10 @@ def execute(
     """
     sizes = [input_buffer.nbytes for input_buffer in inputs] if result_bytes is None else result_bytes
     run = _Run(schedules, inputs, dtype, op, codec, sizes, noise, cut, lanes)
-    return run.results(order)
+    results = run.results(order)
+    if digests is not None:
+        digests += [run.digest(rank) for rank in range(len(schedules))]
+    return results
 
 
 @dataclass(slots=True, eq=False)
@@ -121,7 +128,7 @@ class _Run:
         op: ReduceOp,
         codec: Codec,
         result_bytes: Sequence[int],
-        noise: Sequence[tuple[int, int]] | None,
+        noise: Sequence[tuple[int, int, int]] | None,
         cut: int,
         lanes: int,
     ) -> None:
@@ -129,9 +136,14 @@ class _Run:
         self._coding = Coding.of(codec, dtype)
         self._world_size = len(schedules)
         self._input_buffers = [np.ascontiguousarray(input_buffer).view(np.uint8) for input_buffer in inputs]
+        self._sizes, self._ends = result_bytes, [schedule.ends for schedule in schedules]
+        for rank, ends in enumerate(self._ends):
+            if ends.input:
+                key = None if noise is None else noise[rank][1]
+                self._input_buffers[rank] = encode(codec, dtype, inputs[rank], key=key)
         self._memory = [
-            {Buffer.result: _Memory(size), Buffer.scratch: _Memory(schedule.scratch)}
-            for size, schedule in zip(result_bytes, schedules, strict=True)
+            {Buffer.result: _Memory(self._memory_bytes(rank)), Buffer.scratch: _Memory(schedule.scratch)}
+            for rank, schedule in enumerate(schedules)
         ]
         self._parts = self._graph(schedules, cut, lanes)
 
@@ -157,7 +169,25 @@ class _Run:
             missing = np.flatnonzero(~memory[Buffer.result].final)
             if missing.size:
                 raise ValueError(f"rank {rank} never gets {missing.size} bytes of its result, from {missing[0]} on")
-        return [self._elements(memory[Buffer.result].data) for memory in self._memory]
+        return [self._result(rank) for rank in range(self._world_size)]
+
+    def _memory_bytes(self, rank: int) -> int:
+        size = self._sizes[rank]
+        return self._coding.coded_bytes(size) if self._ends[rank].result and self._coding is not None else size
+
+    def _result(self, rank: int) -> Array:
+        data = self._memory[rank][Buffer.result].data
+        if self._ends[rank].result:
+            return decode(self._codec, self._dtype, data, self._sizes[rank] // self._dtype.itemsize)
+        return self._elements(data)
+
+    def digest(self, rank: int) -> int:
+        """Of the rank's result, which is there; with a codec of its encoded form."""
+        if self._coding is None:
+            return numbers.digest(self._memory[rank][Buffer.result].data.tobytes())
+        coded = self._memory[rank][Buffer.result if self._ends[rank].result else Buffer.scratch].data
+        block = self._coding.coded_bytes(numbers.DIGEST_BLOCK)
+        return numbers.digest(coded[: self._coding.coded_bytes(self._sizes[rank])].tobytes(), block)
 
     def _keys(self, seed: int | None) -> Sequence[float]:
         """One for each part, lower ones go first. Some ranks and some kinds of steps are far slower than others."""
@@ -222,7 +252,9 @@ class _Run:
             case Action.copy:
                 outcome = self._read(part, step.left) if part.wire is None else part.wire
             case Action.encode:
-                key = None if self._noise is None else self._noise[part.rank][0 if step.measured else 1]
+                assert step.left is not None
+                which = 0 if step.measured else 1 if step.left.buffer is Buffer.input else 2
+                key = None if self._noise is None else self._noise[part.rank][which]
                 left = self._elements(self._read(part, step.left))
                 first = (step.start + part.begin) // self._dtype.itemsize
                 outcome = encode(self._codec, self._dtype, left, key=key, first=first)

@@ -11,7 +11,7 @@ from tests.schedule import reference
 from wancoll.collective import DATALESS, ROOTED, Codec, Descriptor, DType, Kind, ReduceOp
 from wancoll.schedule import choose
 from wancoll.schedule.build import BLOCKS
-from wancoll.schedule.steps import Direction, Schedule, Step
+from wancoll.schedule.steps import RAW_ENDS, Direction, Ends, Schedule, Step
 
 ALL_REDUCES = choose.ALGORITHMS[Kind.all_reduce]
 PAIRS = [(kind, name) for kind, names in choose.ALGORITHMS.items() for name in names]
@@ -30,11 +30,17 @@ def call(kind: Kind, count: int, world_size: int, **fields: Any) -> Descriptor:
 
 
 def everyone(
-    descriptor: Descriptor, algorithm: str, world_size: int, blocks: Sequence[int] = (), sites: Sequence[str] = ()
+    descriptor: Descriptor,
+    algorithm: str,
+    world_size: int,
+    blocks: Sequence[int] = (),
+    sites: Sequence[str] = (),
+    ends: Sequence[Ends] = (),
 ) -> list[Schedule]:
-    sites = sites or sites_of(world_size)
+    sites, ends = sites or sites_of(world_size), ends or [RAW_ENDS] * world_size
     return [
-        choose.make(descriptor, algorithm, rank, world_size, blocks=blocks, sites=sites) for rank in range(world_size)
+        choose.make(descriptor, algorithm, rank, world_size, blocks=blocks, sites=sites, ends=ends[rank])
+        for rank in range(world_size)
     ]
 
 
@@ -64,12 +70,13 @@ def run(
     inputs: Sequence[np.ndarray],
     blocks: Sequence[int] = (),
     sites: Sequence[str] = (),
+    ends: Sequence[Ends] = (),
     **how: Any,
 ) -> list[np.ndarray]:
     """Every rank's result; inputs are checked to stay what they are."""
     kept = [array.copy() for array in inputs]
     results = reference.execute(
-        everyone(descriptor, algorithm, world_size, blocks, sites),
+        everyone(descriptor, algorithm, world_size, blocks, sites, ends),
         inputs,
         descriptor.dtype,
         descriptor.op,
@@ -79,6 +86,11 @@ def run(
     )
     assert [array.tobytes() for array in kept] == [array.tobytes() for array in inputs]
     return results
+
+
+def mixed_ends(world_size: int, seed: int) -> list[Ends]:
+    """Some ranks have their buffers encoded, and some have not."""
+    return [Ends(bool(seed >> 2 * rank & 1), bool(seed >> 2 * rank & 2)) for rank in range(world_size)]
 
 
 def sends(schedule: Schedule) -> list[Step]:

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from tests.later import later
 from tests.schedule import codec as codecs
 from tests.schedule import numbers
-from tests.schedule.schedules import ALL_REDUCES, CODECS, PAIRS, call, inputs_of, run, sites_of
+from tests.schedule.schedules import ALL_REDUCES, CODECS, PAIRS, call, inputs_of, mixed_ends, run, sites_of
 from wancoll.collective import DATALESS, SAME_RESULT, Codec, Descriptor, DType, Kind, ReduceOp
+from wancoll.schedule import choose
 from wancoll.schedule.algorithms.hierarchical import members_by_site
 from wancoll.schedule.build import BLOCKS
 from wancoll.schedule.steps import chunk_bounds
@@ -101,9 +102,9 @@ def same_bits(one, other):
     return one.dtype == other.dtype and one.tobytes() == other.tobytes()
 
 
-def expected_all_reduce(descriptor, algorithm, inputs, sites):
+def expected_all_reduce(descriptor, algorithm, inputs, sites, multiple=1):
     n, parts = len(inputs), []
-    for chunk, (start, stop) in enumerate(chunk_bounds(descriptor.count, chunks_of(algorithm, n))):
+    for chunk, (start, stop) in enumerate(chunk_bounds(descriptor.count, chunks_of(algorithm, n), multiple)):
         order = order_of(algorithm, n, chunk, sites)
         parts.append(evaluate(order, [x[start:stop] for x in inputs], descriptor, n))
     return np.concatenate(parts)
@@ -383,7 +384,7 @@ def test_codecs_give_the_same_bytes_everywhere(algorithm, codec, worlds):
             results = run(descriptor, algorithm, n, inputs)
             assert len({result.tobytes() for result in results}) == 1
             if n == 1:
-                assert same_bits(results[0], inputs[0])
+                assert same_bits(results[0], through(codec, inputs[0]))
             else:
                 assert np.linalg.norm(results[0] - np.mean(inputs, axis=0, dtype=np.float64)) <= {
                     Codec.bf16: 0.005,
@@ -394,14 +395,44 @@ def test_codecs_give_the_same_bytes_everywhere(algorithm, codec, worlds):
                 }[codec] * math.sqrt(count)
 
 
+@by_worlds
+@pytest.mark.parametrize("algorithm", ALL_REDUCES)
+@pytest.mark.parametrize("codec", [Codec.int8, *later(Codec.bf16, Codec.int4)])
+def test_who_has_its_buffers_encoded_changes_no_bit(algorithm, codec, worlds):
+    """Of results and digests, whatever the order of events; also where sums stay raw."""
+    for n in worlds:
+        for seed, count, bounded in (
+            (0b11, 700, False),
+            (0b1101_1000_1001, 3001, True),
+            (0b0111_0010_0110, 3001, False),
+        ):
+            descriptor = Descriptor(Kind.all_reduce, op=ReduceOp.avg, count=count, codec=codec, bounded=bounded)
+            inputs, digests = inputs_of(descriptor, n, seed), []
+            expected = run(descriptor, algorithm, n, inputs, digests=digests)
+            for ends in (mixed_ends(n, seed), mixed_ends(n, -1)):
+                how = {"order": seed, "cut": 1024, "lanes": 2, "digests": digests, "ends": ends}
+                got = run(descriptor, algorithm, n, inputs, **how)
+                assert [x.tobytes() for x in got] == [x.tobytes() for x in expected]
+            assert len(set(digests)) == 1
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_sums_that_stay_raw_are_encoded_as_results_only(codec):
+    descriptor = Descriptor(Kind.all_reduce, count=2000, codec=codec, bounded=True)
+    inputs = inputs_of(descriptor, 5, seed=1)
+    parts = [through(codec, x) for x in inputs]
+    expected = through(codec, expected_all_reduce(descriptor, "ring", parts, (), BLOCKS[codec][0]))
+    assert all(same_bits(result, expected) for result in run(descriptor, "ring", 5, inputs))
+
+
 @pytest.mark.parametrize("codec", CODECS)
 def test_direct_encodes_contributions_and_results_once(codec):
     n, count = 5, 2000
     descriptor = Descriptor(Kind.all_reduce, count=count, codec=codec)
     inputs = inputs_of(descriptor, n, seed=1)
     result = run(descriptor, "direct", n, inputs)[0]
-    for owner, (start, stop) in enumerate(chunk_bounds(count, n, BLOCKS[codec][0])):
-        parts = [x[start:stop] if rank == owner else through(codec, x[start:stop]) for rank, x in enumerate(inputs)]
+    for start, stop in chunk_bounds(count, n, BLOCKS[codec][0]):
+        parts = [through(codec, x[start:stop]) for x in inputs]
         assert same_bits(result[start:stop], through(codec, fold(np.add, parts)))
 
 
@@ -409,7 +440,7 @@ def test_direct_encodes_contributions_and_results_once(codec):
 def test_full_exchange_reduces_what_all_have(codec):
     descriptor = Descriptor(Kind.all_reduce, count=300, codec=codec)
     inputs = inputs_of(descriptor, 4, seed=1)
-    expected = fold(np.add, [through(codec, x) for x in inputs])
+    expected = through(codec, fold(np.add, [through(codec, x) for x in inputs]))
     assert all(same_bits(result, expected) for result in run(descriptor, "full_exchange", 4, inputs))
 
 
@@ -428,8 +459,8 @@ def test_stochastic_rounding_depends_on_its_keys_only(algorithm):
     descriptor = Descriptor(Kind.all_reduce, count=1500, codec=Codec.int8, rounding="stochastic")
     inputs = inputs_of(descriptor, n, seed=4)
 
-    def results(result_key, first_key, **how):
-        noise = [(result_key + rank, first_key + rank) for rank in range(n)]
+    def results(result_key, input_key, sum_key=100, **how):
+        noise = [(result_key, input_key + rank, sum_key + rank) for rank in range(n)]
         got = {x.tobytes() for x in run(descriptor, algorithm, n, inputs, noise=noise, **how)}
         assert len(got) == 1
         return got
@@ -437,4 +468,5 @@ def test_stochastic_rounding_depends_on_its_keys_only(algorithm):
     one = results(1, 10)
     assert one == results(1, 10, order=3, cut=512, lanes=2)
     assert one != results(20, 10)
-    assert (one == results(1, 20)) == (algorithm == "full_exchange")  # whose only encodes are measured
+    assert one != results(1, 20)
+    assert (one == results(1, 10, 200)) == (algorithm in choose.ENCODE_ONCE)

@@ -16,11 +16,11 @@ from wancoll.collective import ROUNDINGS, Codec, DType, ReduceOp
 from wancoll.errors import ConfigError
 from wancoll.native import ffi, lib
 from wancoll.schedule.build import BLOCKS, takes
-from wancoll.schedule.choose import BOUNDED, wire_codec
+from wancoll.schedule.choose import BOUNDED
 from wancoll.schedule.numbers import narrowed, storage, widened
-from wancoll.schedule.steps import chunk_bounds
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+Residual: TypeAlias = Any  # an Array, or what has its attributes, copy() and __array__() and lies on a device
 
 FLOATS = (DType.float32, DType.float64, DType.float16, DType.bfloat16)
 # Relative L2 error of an all-reduce of Gaussian data that encodes contributions once, rounded to nearest; cheapest
@@ -115,24 +115,23 @@ def cheapest(call: str, dtype: DType, max_rel_error: float, rounding: str = "nea
     return Codec.none
 
 
-def lossy(codec: Codec, dtype: DType, x: Array, room: Array | None = None) -> Array:
-    """What *x*, a flat array of dtype storage(dtype), is after the wire, rounded to nearest; without codec *x*.
-
-    *room*, like *x*, may be overwritten for it.
-    """
-    if codec is Codec.none:
-        return x
-    elements, size = BLOCKS[codec]
-    coded = np.empty(-(-x.size // elements) * size, np.uint8)
-    decoded = np.empty_like(x) if room is None else room
+def through(codec: Codec, dtype: DType, x: Array, coded: Array, decoded: DType) -> Array:
+    """Encode *x*, a flat array of dtype storage(dtype), to *coded*, rounded to nearest; what *decoded* keeps of it."""
+    out = np.empty(x.size, storage(decoded))
     kernels = lib.wc_kernels_default()
     entered = lib.wc_fpenv_enter()
     try:
         kernels.encode[codec][dtype](_address(coded), _address(x), x.size, ffi.NULL)
-        kernels.decode[codec][dtype](_address(decoded), _address(coded), x.size)
+        kernels.decode[codec][decoded](_address(out), _address(coded), x.size)
     finally:
         lib.wc_fpenv_leave(entered)
-    return decoded
+    return out
+
+
+def coded_bytes(codec: Codec, count: int) -> int:
+    """Bytes of *count* elements in a codec."""
+    elements, size = BLOCKS[codec]
+    return -(-count // elements) * size
 
 
 def _address(x: Array) -> Any:
@@ -156,11 +155,11 @@ class ErrorFeedback:
     A residual is what encoding this member's tensor once loses; where an algorithm encodes partial sums again ("ring",
     "tree", "halving_doubling", "hierarchical") what that loses is in nobody's residual, nor is what the result loses. A
     residual belongs to this member: save it with the rest of the member's state, and reset() it where a tensor begins
-    anew.
+    anew. Those of tensors that are encoded on a CUDA device stay there.
     """
 
     def __init__(self) -> None:
-        self._residuals: dict[str, Array] = {}
+        self._residuals: dict[str, Residual] = {}
 
     def __len__(self) -> int:
         return len(self._residuals)
@@ -184,18 +183,18 @@ class ErrorFeedback:
         Raises:
             KeyError: no call with that name has been committed.
         """
-        return self._residuals[name].copy()
+        return np.asarray(self._residuals[name].copy())
 
     def reset(self, names: Iterable[str] | None = None) -> None:
         """Forget the residuals of *names*; None: all."""
         for name in self.names if names is None else names:
             self._residuals.pop(name, None)
 
-    def current(self, name: str) -> Array | None:
+    def current(self, name: str) -> Residual | None:
         """The residual itself, which no call changes: for restore(), where a call that is committed shall not count."""
         return self._residuals.get(name)
 
-    def restore(self, name: str, residual: Array | None) -> None:
+    def restore(self, name: str, residual: Residual | None) -> None:
         """Take the residual back that current() gave."""
         if residual is None:
             self._residuals.pop(name, None)
@@ -228,24 +227,25 @@ class ErrorFeedback:
 class Feed:
     """One call's use of a residual. A ConfigError: the residual of that name belongs to another tensor."""
 
-    __slots__ = ("_call", "_count", "_dtype", "_feedback", "_how", "_name", "_next", "_rounded", "_sent")
+    __slots__ = ("_call", "_count", "_feedback", "_lost", "_name", "_whole", "codec", "dtype", "late")
 
-    def __init__(self, call: str, feedback: ErrorFeedback, name: str, dtype: DType, count: int, how: Coding) -> None:
-        self._call, self._feedback, self._name, self._how = call, feedback, name, how
-        self._dtype, self._count = dtype, count
-        self._next: Array | None = None
-        self._sent: Array | None = None  # the tensor with what was added, where the daemon reads it
-        self._rounded: Array | None = None  # of half types: what adding the residual lost
-        self._residual()
+    def __init__(
+        self, call: str, feedback: ErrorFeedback, name: str, dtype: DType, count: int, codec: Codec, late: bool = False
+    ) -> None:  # fmt: skip
+        self._call, self._feedback, self._name, self._count = call, feedback, name, count
+        self.dtype, self.codec, self.late = dtype, codec, late
+        self._lost: Residual | None = None  # what the codec loses
+        self._whole: Residual | None = None  # the tensor and what was added to it, if it may come too late
+        self.residual()
 
-    def _residual(self) -> Array | None:
+    def residual(self) -> Residual | None:
         """What is to be added. Looked at anew when it is: a call of another thread may have ended since."""
         name, residual = self._name, self._feedback._residuals.get(self._name)
-        if residual is not None and (residual.size != self._count or residual.dtype != _kept(self._dtype)):
+        if residual is not None and (residual.size != self._count or residual.dtype != _kept(self.dtype)):
             raise ConfigError(
                 "the residual of that name belongs to another tensor", who=f"{self._call}(name={name!r})",
                 expected=f"{residual.size} elements, kept as {residual.dtype}",
-                got=f"{self._count} of {self._dtype.name}, kept as {_kept(self._dtype)}",
+                got=f"{self._count} of {self.dtype.name}, kept as {_kept(self.dtype)}",
                 hint=f"take another name, or feedback.reset([{name!r}]) if the tensor begins anew",
             )  # fmt: skip
         return residual
@@ -254,62 +254,52 @@ class Feed:
         """Whether both use the same residual."""
         return self._feedback is other._feedback and self._name == other._name
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that add() needs."""
+        raw = self._count * self.dtype.itemsize
+        return raw if self.codec is Codec.none else max(raw, coded_bytes(self.codec, self._count))
+
     def add(self, address: int) -> None:
-        """Add the residual to the tensor at *address*, and find what the codec will lose of that."""
+        """Add the residual to the tensor at *address*, and find what is lost; with a codec it lies there encoded then.
+
+        A slice's encoded form is shorter: it comes upon slices that were read.
+        """
         if not self._count:
             return
-        nbytes = self._count * self._dtype.itemsize
-        sent = np.frombuffer(ffi.buffer(ffi.cast("char *", address), nbytes), storage(self._dtype))
-        lost = np.empty(self._count, _kept(self._dtype))
-        rounded = None if sent.dtype == lost.dtype else np.empty_like(lost)
-        residual = self._residual()
+        memory = np.frombuffer(ffi.buffer(ffi.cast("char *", address), self.nbytes), np.uint8)
+        given = memory[: self._count * self.dtype.itemsize].view(storage(self.dtype))
+        lost = np.empty(self._count, _kept(self.dtype))
+        whole = np.empty_like(lost) if self.late else None
+        residual = self.residual()
+        residual = None if residual is None else np.asarray(residual)
         with np.errstate(all="ignore"):
             for start in range(0, self._count, _AT_ONCE):
                 at = slice(start, start + _AT_ONCE)
-                before = residual[at] if residual is not None else None
-                self._add_part(sent[at], before, lost[at], rounded[at] if rounded is not None else None)
-        self._next, self._sent, self._rounded = lost, sent, rounded
+                wanted = np.array(widened(self.dtype, given[at]))
+                if residual is not None:
+                    wanted += residual[at]
+                if self.codec is Codec.none:
+                    given[at] = sent = narrowed(self.dtype, wanted)
+                else:
+                    coded = memory[coded_bytes(self.codec, start) :]
+                    sent = through(self.codec, _kept_as(self.dtype), wanted, coded, self.dtype)
+                np.subtract(wanted, widened(self.dtype, sent), out=lost[at])
+                _drop_infinite(lost[at])
+                if whole is not None:
+                    _drop_infinite(wanted)
+                    whole[at] = wanted
+        self.found(lost, whole)
 
-    def _add_part(self, sent: Array, residual: Array | None, lost: Array, rounded: Array | None) -> None:
-        """Do add() for one slice: change *sent*, and fill *lost* and *rounded*."""
-        if rounded is None:
-            if residual is not None:
-                sent += residual
-            np.subtract(sent, lossy(self._how.codec, self._dtype, sent, lost), out=lost)
-        else:
-            wanted = widened(self._dtype, sent)
-            if residual is not None:
-                wanted += residual
-                sent[:] = narrowed(self._dtype, wanted)
-            np.subtract(wanted, widened(self._dtype, sent), out=rounded)
-            _drop_infinite(rounded)
-            np.subtract(wanted, widened(self._dtype, lossy(self._how.codec, self._dtype, sent)), out=lost)
-        _drop_infinite(lost)
+    def found(self, lost: Residual, whole: Residual | None) -> None:
+        """What the codec loses; and all of it, where it may come too late."""
+        self._lost, self._whole = lost, whole
 
-    def not_counted(self) -> None:
-        """The call is committed without this tensor, which came too late: all of it was lost, and is sent next time."""
-        if self._sent is not None:
-            kept = widened(self._dtype, self._sent)
-            kept = kept + self._rounded if self._rounded is not None else kept.copy()
-            _drop_infinite(kept)
-            self._feedback._residuals[self._name] = kept
-
-    def commit(self, algorithm: str, rank: int, world_size: int) -> None:
-        """The call is committed, with that algorithm and rank among the contributors. Doing it again is harmless."""
-        if self._next is not None:
-            codec = wire_codec(self._how.codec, self._how.bounded, algorithm)
-            start, stop = exact_part(algorithm, rank, world_size, self._count, codec)
-            self._next[start:stop] = 0 if self._rounded is None else self._rounded[start:stop]
-            self._feedback._residuals[self._name] = self._next
-
-
-def exact_part(algorithm: str, rank: int, world_size: int, count: int, codec: Codec) -> tuple[int, int]:
-    """[start, stop) of what *rank* contributed to an all-reduce without encoding it: it reduces that part itself."""
-    if world_size == 1 or codec is Codec.none or (algorithm == "naive" and rank == 0):
-        return 0, count
-    if algorithm == "direct":
-        return chunk_bounds(count, world_size, BLOCKS[codec][0])[rank]
-    return 0, 0
+    def commit(self, counted: bool) -> None:
+        """The call is committed, *counted* or without this tensor, which came too late: then all of it was lost."""
+        residual = self._lost if counted else self._whole
+        if residual is not None:
+            self._feedback._residuals[self._name] = residual
 
 
 def feed(
@@ -348,12 +338,16 @@ def feed(
         )  # fmt: skip
     if how.codec is Codec.none and name not in feedback.names and not late:
         return None
-    return Feed(call, feedback, name, dtype, count, how)
+    return Feed(call, feedback, name, dtype, count, how.codec, late)
+
+
+def _kept_as(dtype: DType) -> DType:
+    """The dtype of residuals: of half types it is float32, so that what rounding loses is in them, too."""
+    return DType.float64 if dtype is DType.float64 else DType.float32
 
 
 def _kept(dtype: DType) -> np.dtype[Any]:
-    """Residuals of half types are kept in float32, so that what rounding loses is in them, too."""
-    return np.dtype(np.float64 if dtype is DType.float64 else np.float32)
+    return np.dtype(_kept_as(dtype).name)
 
 
 def _drop_infinite(lost: Array) -> None:

@@ -972,6 +972,7 @@ class _Call:
         placement = Placement(
             self._connection.arena, () if source is None else (source,), () if target is None or kept else (target,),
             fresh=fresh, feed=feed, unwanted=either.nbytes if kept else 0, staging=self._connection.staging,
+            codec=coding.codec, nearest=coding.rounding == "nearest", late=grace > 0,
             share=self._connection.share if self._kind in _IN_RINGS else (0, 1),
         )  # fmt: skip
         work = Work(

@@ -151,11 +151,16 @@ class Connection:
         with self._posting:
             if work.finished or self._pending.get(work.id) is work:
                 return  # by another thread, or before an interruption
-            if work.placement is not None:
-                self.check_free(work.placement, work.descriptor)
-                work.placement.prepare(deadline)
-            while not self._send(work):
-                self._wait_for_room(work, deadline)
+            try:
+                if work.placement is not None:
+                    self.check_free(work.placement, work.descriptor)
+                    work.placement.prepare(deadline)
+                while not self._send(work):
+                    self._wait_for_room(work, deadline)
+            except BaseException:
+                if work.placement is not None and self._pending.get(work.id) is not work:
+                    work.placement.end()
+                raise
 
     def check_free(
         self,
@@ -179,11 +184,14 @@ class Connection:
         number, placement = self._last_id + 1, work.placement
         offsets = (placement.input_buffer, placement.result_buffer) if placement is not None else (0, 0)
         filled, shown = (placement.filled, placement.shown) if placement is not None else (-1, -1)
+        coded = (placement.input_coded, placement.result_coded) if placement is not None else (False, False)
         call = work.descriptor
         ring, sent = self._channel.ring, list[int]()
-        first = ring.way(call, work.epoch) if work.peer < 0 else None
+        first = ring.way(call, work.epoch) if work.peer < 0 and not any(coded) else None
         if first is None:
-            data = encode(m.Post(number, call, *offsets, work.epoch, work.peer, work.tag, filled, work.ahead, shown))
+            data = encode(
+                m.Post(number, call, *offsets, work.epoch, work.peer, work.tag, filled, work.ahead, shown, *coded)
+            )
         work.id = number
         work.posted_at = time.monotonic()
         try:

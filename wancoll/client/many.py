@@ -71,8 +71,9 @@ class ManyWork:
                 fed = feed(_CALL, feedback, name and f"{name}/{number}", dtype, count, like.op, how)
             descriptor = replace(like, dtype=dtype, count=count, **how._asdict())
             placement = Placement(
-                connection.arena, parts, parts, feed=fed, staging=connection.staging, share=connection.share
-            )
+                connection.arena, parts, parts, codec=how.codec, nearest=how.rounding == "nearest", feed=fed,
+                staging=connection.staging, share=connection.share,
+            )  # fmt: skip
             connection.check_free(placement, descriptor)
             work = _Bucket(connection, descriptor, epoch, placement)
             work.parts = parts

@@ -18,7 +18,6 @@ from wancoll.client.cuda.stream_wait import StreamWaits
 from wancoll.client.memory.placement import Placement
 from wancoll.client.memory.tensors import Region, leading
 from wancoll.collective import Descriptor, Kind, Receipt
-from wancoll.schedule.choose import wire_codec
 from wancoll.wire import messages as m
 
 STREAM_SECONDS = 60.0  # a stream waits this long for a result
@@ -124,7 +123,7 @@ class Work:
             algorithm=answer.algorithm,
             bytes_sent=answer.bytes_sent,
             seconds=answer.seconds,
-            codec=wire_codec(self.descriptor.codec, self.descriptor.bounded, answer.algorithm).name,
+            codec=self.descriptor.codec.name,
             bytes_saved=answer.bytes_saved,
             codec_error=answer.codec_error,
             counted=answer.counted,
@@ -231,8 +230,8 @@ class Work:
         """What has become of the call here, after a result was brought to where it belongs."""
         if self.placement is not None and isinstance(answer, m.Result):
             names = answer.contributors
-            if not answer.counted and self.placement.feed is not None:
-                self.placement.feed.not_counted()  # before its input goes
+            if self.placement.feed is not None:
+                self.placement.feed.commit(answer.counted)
             try:
                 self.placement.commit(self._result_count(names) * self.descriptor.dtype.itemsize, answer.attempts)
             except errors.DeviceError as bad:
@@ -240,9 +239,6 @@ class Work:
                 return as_failure(bad)
             else:
                 self._to_devices = self.placement.to_devices
-                if self.placement.feed is not None and answer.counted:
-                    rank = names.index(self._connection.place.member)
-                    self.placement.feed.commit(answer.algorithm, rank, len(names))
         return answer
 
     def _result_count(self, contributors: list[str]) -> int:

@@ -17,7 +17,7 @@ from wancoll.errors import ConfigError
 from wancoll.limits import BLOCK, KIB
 from wancoll.native import ffi, lib
 from wancoll.native.seal import Sealed
-from wancoll.schedule.steps import Place, Schedule, Step
+from wancoll.schedule.steps import Buffer, Place, Schedule, Step
 
 if TYPE_CHECKING:
     from wancoll import _native as c
@@ -145,6 +145,7 @@ def prepare(
     prepared = ffi.new("wc_op *")
     prepared.bytes = (input_bytes, result_bytes, schedule.scratch)
     prepared.dtype, prepared.op, prepared.codec, prepared.stochastic = int(dtype), int(op), int(codec), int(stochastic)
+    prepared.coded = schedule.ends.input << int(Buffer.input) | schedule.ends.result << int(Buffer.result)
     prepared.divisor, prepared.lanes, prepared.lane_groups = world_size, lanes, lane_groups
     prepared.stripe, prepared.no_turns = stripe, int(not turns)
     prepared.steps_count, prepared.digest = len(schedule.steps), int(digest)
@@ -275,7 +276,7 @@ class Engine:
         fingerprint: int,
         input_address: int,
         result_address: int,
-        noise: tuple[int, int] = (0, 0),
+        noise: tuple[int, int, int] = (0, 0, 0),
         *,
         filled_address: int = 0,
         shown_address: int = 0,
@@ -317,7 +318,7 @@ class Engine:
         lib.wc_vote_withhold(self._live, op_id)
 
     def lease(self, until: float) -> None:
-        """Until then the engine may commit by itself (calls.py): seconds since the machine was started, sleep included."""
+        """Until then the engine may commit by itself: seconds since the machine was started, sleep included."""
         lib.wc_lease(self._live, int(max(0.0, min(until, 1e9)) * 1e9))
 
     def lacks_input(self, op_id: int) -> bool:

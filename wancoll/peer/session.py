@@ -37,7 +37,6 @@ from wancoll.peer.core.op import Begun, Op, OpState
 from wancoll.peer.core.tracing import Recorder
 from wancoll.peer.links.hub import LinkHub
 from wancoll.peer.trainer import Trainer
-from wancoll.schedule.choose import wire_codec
 from wancoll.wire import messages as m
 from wancoll.wire.framing import Decoder, encode
 from wancoll.wire.note import DIGEST_AT, pack
@@ -331,8 +330,8 @@ class Session:
         view, call, resolved = self.peek.view, op.call, op.resolved
         if op.p2p or view is None or resolved is None or not view.votes or call.world is not view.world:
             return 0
-        odd = call.posted.grace or call.posted.rounding == "stochastic" or op.zeros or not resolved.proves_all
-        if odd or not 2 <= len(view.world.mids) <= VOTERS + 1:
+        odd = call.posted.grace or call.posted.rounding == "stochastic" or any(call.ends)
+        if odd or op.zeros or not resolved.proves_all or not 2 <= len(view.world.mids) <= VOTERS + 1:
             return 0
         number = self._offered.get(call, 0)
         if not number and len(self._offered) < PREPARED:
@@ -467,7 +466,8 @@ class Session:
 
     def _check_regions(self, post: m.Post, call: Call) -> None:
         """Refuse what does not lie in the arena, or not apart: the engine reads and writes there."""
-        regions = [("input", post.input_buffer, call.input_bytes), ("result", post.result_buffer, call.result_bytes)]
+        read, written = call.memory
+        regions = [("input", post.input_buffer, read), ("result", post.result_buffer, written)]
         if post.filled >= 0:
             regions.append(("filled", post.filled, blocks(call.input_bytes)))
         if post.shown >= 0:
@@ -619,11 +619,11 @@ class Session:
                 assert isinstance(op.memory, ZeroContribution)
                 input_buffer, result_buffer = op.memory.input_buffer, op.memory.result_buffer
             if beside:
-                op.beside = op.beside or ZeroContribution(0, resolved.result_bytes)
+                op.beside = op.beside or ZeroContribution(0, op.call.memory[1])
                 assert isinstance(op.beside, ZeroContribution)
                 result_buffer = op.beside.result_buffer
             if op.attempts > 1 and not op.zeros and resolved.input_bytes and not self._may_write(op):
-                self._look(op, input_buffer, op.call.input_bytes)  # what any epoch reads: this one may read less
+                self._look(op, input_buffer, op.call.memory[0])  # what any epoch reads: this one may read less
             prepared = self._prepared.get(resolved) or self._prepare(resolved, view, channel)
             filled = base + op.filled if op.filled >= 0 and op.call.input_bytes else 0
             shown = base + op.shown if op.shown >= 0 and not beside else 0
@@ -708,10 +708,9 @@ class Session:
         """For metrics: what the client is told."""
         group = self.member.group
         if isinstance(message, m.Result) and op is not None:  # first: most are
-            call, posted = op.call, op.call.posted
-            codec = wire_codec(posted.codec, posted.bounded, message.algorithm)
+            call = op.call
             operations.committed(
-                group, op.kind, codec, max(call.input_bytes, call.result_bytes), len(message.contributors),
+                group, op.kind, call.posted.codec, max(call.input_bytes, call.result_bytes), len(message.contributors),
                 message.algorithm, message.seconds, message.attempts, message.bytes_sent, message.bytes_saved, op.tag,
             )  # fmt: skip
             return

@@ -1,8 +1,9 @@
 """Builds one rank's schedule: algorithms say what is sent, received and reduced, this finds places and bounds.
 
-An algorithm handles values: byte ranges that are (or will be) here. With a codec, what is sent is encoded first, once
-for each value; what was received encoded is passed on as it came; and what becomes the result is decoded from the wire
-format on every rank, the one that encoded it included, so that all hold the same bytes.
+An algorithm handles values: byte ranges that are (or will be) here. With a codec, a rank's own bytes are what they are
+once encoded, whoever reduces them; sums are encoded before they are sent, once for each value; what was received
+encoded is passed on as it came; and the result is what its encoded form says, on every rank, so that all hold the same
+bytes. Where the caller's memory has its bytes encoded, or takes the result so, it is read and written as it is.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from wancoll.collective import Codec, DType
-from wancoll.schedule.steps import Action, Buffer, Direction, Place, Schedule, Step, chunk_bounds
+from wancoll.schedule.steps import RAW_ENDS, Action, Buffer, Direction, Ends, Place, Schedule, Step, chunk_bounds
 
 # Elements of a codec's block, and the bytes that they are on the wire.
 BLOCKS = {
@@ -91,12 +92,27 @@ def spans(shape: Shape, parts: int, coding: Coding | None = None) -> list[tuple[
 
 
 class Builder:
-    """Builds one rank's schedule; *coding* is of what crosses the wire, None: raw elements."""
+    """Builds one rank's schedule.
 
-    def __init__(self, rank: int, world_size: int, coding: Coding | None = None) -> None:
-        self.rank, self.world_size, self.coding = rank, world_size, coding
+    Args:
+        rank: whose.
+        world_size: how many ranks there are.
+        coding: of what crosses the wire; None: raw elements.
+        nbytes: of the result, where there is a coding.
+        ends: which of the caller's buffers are encoded.
+        raw_sums: sums cross the wire raw, but for the result: then its error does not grow with the ranks.
+    """
+
+    def __init__(
+        self, rank: int, world_size: int, coding: Coding | None = None, nbytes: int = 0, ends: Ends = RAW_ENDS,
+        *, raw_sums: bool = False,
+    ) -> None:  # fmt: skip
+        self.rank, self.world_size, self.coding, self.raw_sums = rank, world_size, coding, raw_sums
+        self._ends = ends
         self._steps: list[Step] = []
         self._scratch = 0
+        if coding is not None and not ends.result:
+            self.room(coding.coded_bytes(nbytes))  # of the encoded result, which the engine hashes there
         self._sent: Counter[int] = Counter()
         self._received: Counter[int] = Counter()
         self._users: dict[Place, dict[int, None]] = {}  # the last steps that wrote or read what is there
@@ -113,8 +129,19 @@ class Builder:
         return self.rightwards[::-1]
 
     def mine(self, start: int, length: int, at: int | None = None) -> Value:
-        """The caller's own bytes, at offset *at* of the input (*start* unless given)."""
-        return Value(start, length, Place(Buffer.input, start if at is None else at))
+        """The caller's own bytes, at offset *at* of the input (*start* unless given); with a codec, encoded only."""
+        if self.coding is None or not length:
+            return Value(start, length, Place(Buffer.input, start if at is None else at))
+        if self._ends.input:
+            return Value(start, length, None, coded=Place(Buffer.input, self.coding.coded_bytes(start), encoded=True))
+        return self.encoded(Value(start, length, Place(Buffer.input, start)))._replace(raw=None)
+
+    def making(self, start: int, length: int) -> Place:
+        """Where bytes of the result may be made: where they belong, unless that takes them encoded.
+
+        Nor there if sums are sent from it: what a step sends no other one may overwrite but a receive.
+        """
+        return self.room(length) if self._ends.result or self.raw_sums else result_at(start)
 
     def send(self, peer: int, value: Value, *, raw: bool = False) -> Value:
         """Send *value* to rank *peer*; the one returned knows its encoded form, for the next send of it.
@@ -153,15 +180,16 @@ class Builder:
             return Value(start, 0, result_at(0))
         coded = self._coded(raw)
         if coded:
-            to = self._coded_room(length)
+            to = self._coded_room(length) if result is None else self._coded_result(start)
         else:
             to = result_at(result) if result is not None else to or self.room(length)
         value = Value(start, length, None if coded else to, coded=to if coded else None)
-        done = self._receive(peer, value, Action.copy, to=to, result=result is not None and not coded)
+        final = result is not None and (not coded or self._ends.result)
+        done = self._receive(peer, value, Action.copy, to=to, result=final)
         if not coded:
             return value._replace(raw_after=done)
         value = value._replace(coded_after=done)
-        return value if result is None else self._decode(value, result_at(result), result=True)
+        return value if result is None else self._final(value)
 
     def recv_reduced(
         self,
@@ -170,27 +198,21 @@ class Builder:
         *,
         to: Place | None = None,
         last: bool = False,
-        alike: bool = False,
         raw: bool = False,
     ) -> Value:
         """Receive the range of *left* from rank *peer* and reduce: left op received. See reduce for the rest.
 
-        One step where left is the caller's own, so that bytes are reduced while they are hot. All reduce ops are
-        commutative to the bit, so that a schedule may say so whichever operand its order puts first.
+        One step where left is the caller's own and nothing is encoded, so that bytes are reduced while they are hot.
+        All reduce ops are commutative to the bit, so that a schedule may say so whichever operand its order puts first.
         """
         if not left.length:
             return left
-        fused = left.raw is not None and left.raw_after < 0 and not self._coded(raw)
-        if not fused:
+        if left.raw is None or left.raw_after >= 0 or self.coding is not None:
             received = self.recv(peer, left.start, left.length, raw=raw)
-            return self.reduce(left, received, to=to, last=last, alike=alike)
-        adopts = last and not alike and self.coding is not None
+            return self.reduce(left, received, to=to, last=last)
         to = to or self.room(left.length)
-        done = self._receive(
-            peer, left, Action.final if last else Action.reduce, to=to, left=left.raw, result=last and not adopts
-        )
-        value = Value(left.start, left.length, to, done)
-        return self._adopt(value) if adopts else value
+        done = self._receive(peer, left, Action.final if last else Action.reduce, to=to, left=left.raw, result=last)
+        return Value(left.start, left.length, to, done)
 
     def send_nothing(self, peer: int) -> None:
         """Send rank *peer* an empty frame: it says that this rank has made the call."""
@@ -210,7 +232,6 @@ class Builder:
         *,
         to: Place | None = None,
         last: bool = False,
-        alike: bool = False,
         raw: bool = False,
     ) -> Value:
         """Receive the range of *own* from all others of *ranks* and reduce: ((x0 op x1) op x2) ..., in their order.
@@ -228,30 +249,25 @@ class Builder:
         first, second, *rest = ranks
         done = last and not rest
         if self.rank in (first, second):
-            value = self.recv_reduced(
-                first if second == self.rank else second, own, to=to, last=done, alike=alike, raw=raw
-            )
+            value = self.recv_reduced(first if second == self.rank else second, own, to=to, last=done, raw=raw)
         else:
-            value = self.reduce(taken(first, to), taken(second), to=to, last=done, alike=alike)
+            value = self.reduce(taken(first, to), taken(second), to=to, last=done)
         for rank in rest:
-            value = self.reduce(value, taken(rank), to=to, last=last and rank == ranks[-1], alike=alike)
+            value = self.reduce(value, taken(rank), to=to, last=last and rank == ranks[-1])
         return value
 
-    def reduce(
-        self, left: Value, right: Value, *, to: Place | None = None, last: bool = False, alike: bool = False
-    ) -> Value:
+    def reduce(self, left: Value, right: Value, *, to: Place | None = None, last: bool = False) -> Value:
         """Reduce two values of the same range: left op right, at *to* (None: new scratch).
 
         That may be where left is, not where right is. *last*: the outcome is the result (avg divides; with a codec it
-        is encoded and decoded again), and belongs at *to*. *alike*: every rank makes this very result from the same
-        bytes, so that there is nothing to adopt.
+        is encoded, and what that says is the result), and belongs at *to*.
         """
         if not left.length:
             return left
         to = to or self.room(left.length)
         if left.raw is None:
             left = self._decode(left, to)
-        adopts = last and not alike and self.coding is not None
+        adopts = last and self.coding is not None
         right_place, right_after = (
             (right.coded, right.coded_after) if right.raw is None else (right.raw, right.raw_after)
         )
@@ -272,23 +288,20 @@ class Builder:
         """Copy *value*, the caller's own or another one, to where it belongs in the result, as a part of the result."""
         if not value.length:
             return value
-        to = result_at(result)
         if value.raw is None:
-            return self._decode(value, to, result=True)
-        done = self._add(
-            Direction.local, Action.copy, value, to=to, left=value.raw, after=(value.raw_after,), result=True
-        )
+            to, left, after, final = self._coded_result(value.start), value.coded, value.coded_after, self._ends.result
+        else:
+            to, left, after, final = result_at(result), value.raw, value.raw_after, True
+        done = self._add(Direction.local, Action.copy, value, to=to, left=left, after=(after,), result=final)
+        if value.raw is None:
+            return self._final(value._replace(coded=to, coded_after=done))
         return value._replace(raw=to, raw_after=done)
 
-    def encoded(self, value: Value, *, measured: bool = False) -> Value:
+    def encoded(self, value: Value) -> Value:
         """*value* with its encoded form, made now if there was none."""
         if value.coded is not None or not value.length:
             return value
-        to = self._coded_room(value.length)
-        done = self._add(
-            Direction.local, Action.encode, value, to=to, left=value.raw, after=(value.raw_after,), measured=measured
-        )
-        return value._replace(coded=to, coded_after=done)
+        return self._encode(value, self._coded_room(value.length))
 
     def decoded(self, value: Value) -> Value:
         """*value* as elements, decoded into scratch if it was encoded only."""
@@ -310,7 +323,7 @@ class Builder:
             self.send_nothing(self.right)
         if self.world_size > 1 and not self._received[self.left]:
             self.recv_nothing(self.left)
-        return Schedule(tuple(self._steps), self._scratch)
+        return Schedule(tuple(self._steps), self._scratch, self._ends)
 
     # ---- inside --------------------------------------------------------------------------------------
 
@@ -321,10 +334,24 @@ class Builder:
         assert self.coding is not None
         return self.room(self.coding.coded_bytes(length))._replace(encoded=True)
 
+    def _coded_result(self, start: int) -> Place:
+        assert self.coding is not None
+        buffer = Buffer.result if self._ends.result else Buffer.scratch
+        return Place(buffer, self.coding.coded_bytes(start), encoded=True)
+
     def _adopt(self, value: Value) -> Value:
-        value = self.encoded(value, measured=True)
-        assert value.raw is not None
-        return self._decode(value, value.raw, result=True)
+        return self._final(self._encode(value, self._coded_result(value.start), final=True)._replace(raw=None))
+
+    def _final(self, value: Value) -> Value:
+        """The *value* that is encoded where the encoded result is, as elements where the caller wants these."""
+        return value if self._ends.result else self._decode(value, result_at(value.start), result=True)
+
+    def _encode(self, value: Value, to: Place, *, final: bool = False) -> Value:
+        done = self._add(
+            Direction.local, Action.encode, value, to=to, left=value.raw, after=(value.raw_after,),
+            result=final and self._ends.result, measured=final,
+        )  # fmt: skip
+        return value._replace(coded=to, coded_after=done)
 
     def _decode(self, value: Value, to: Place, *, result: bool = False) -> Value:
         done = self._add(

@@ -19,7 +19,7 @@ from wancoll.schedule.algorithms import (
     tree,
 )
 from wancoll.schedule.build import Builder, Coding, Shape
-from wancoll.schedule.steps import Direction, Schedule
+from wancoll.schedule.steps import RAW_ENDS, Direction, Ends, Schedule
 
 _ALGORITHMS: dict[Kind, dict[str, Callable[[Builder, Shape], None]]] = {
     Kind.all_reduce: {
@@ -52,9 +52,9 @@ _ALGORITHMS: dict[Kind, dict[str, Callable[[Builder, Shape], None]]] = {
 # What each kind offers; the first is taken where nothing else says which. All have a ring: see `choose`.
 ALGORITHMS = {kind: tuple(offered) for kind, offered in _ALGORITHMS.items()}
 
-# All-reduces that encode what a rank contributes once, whatever the number of ranks.
+# All-reduces that encode nothing but what ranks contribute and the result, whatever the number of ranks.
 ENCODE_ONCE = ("direct", "full_exchange", "naive")
-BOUNDED = (*ENCODE_ONCE, "hierarchical")  # algorithms whose error does not grow with the number of members
+BOUNDED = (*ENCODE_ONCE, "hierarchical")  # those that a limit on the error may name: see Builder's raw_sums
 
 MOST_PLANNED = 1 << 14  # messages that one rank may have where the caller leaves the choice to the plan
 _MOST_BUILT = 4  # schedules, to see which links they need
@@ -97,11 +97,6 @@ def choose(
     if _hit(descriptor, "ring", world_size, avoid, sites) is not None:
         raise NoRoute(hit, algorithm)
     return "ring"
-
-
-def wire_codec(codec: Codec, bounded: bool, algorithm: str) -> Codec:
-    """The codec that travels where *algorithm* runs. Sums that are encoded again exceed a limit: then it is none."""
-    return Codec.none if bounded and algorithm not in BOUNDED else codec
 
 
 def _preferred(
@@ -167,8 +162,11 @@ def make(
     *,
     blocks: Sequence[int] = (),
     sites: Sequence[str] = (),
+    ends: Ends = RAW_ENDS,
 ) -> Schedule:
     """The schedule of *rank*, by an algorithm of the kind; hierarchical needs the label of every rank's site.
+
+    *ends*: which of this rank's buffers are encoded. Those of others need not be, and the result is the same.
 
     *blocks*, where the input has a block for every rank (BLOCKS_IN_INPUT): element offsets of those of the present
     ranks, in rank order; the input may have blocks of lost ranks, too. Left out: one after the other.
@@ -185,7 +183,7 @@ def make(
         sites=sites,
     )
     coding = Coding.of(descriptor.codec, descriptor.dtype) if descriptor.kind is Kind.all_reduce else None
-    builder = Builder(rank, world_size, coding)
+    builder = Builder(rank, world_size, coding, shape.nbytes, ends, raw_sums=descriptor.bounded and coding is not None)
     if world_size > 1:
         _ALGORITHMS[descriptor.kind][algorithm](builder, shape)
     elif descriptor.kind not in DATALESS:

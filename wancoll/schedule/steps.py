@@ -23,7 +23,8 @@ class Action(IntEnum):
     """What becomes of the bytes.
 
     A send copies from left to the wire. A recv copies from the wire to `to`, or reduces: to = left op received. A local
-    step copies (to = left), reduces (to = left op right; right may be encoded), encodes or decodes left.
+    step copies (to = left; both are encoded or none), reduces (to = left op right; right may be encoded), encodes or
+    decodes left.
     """
 
     copy = 0
@@ -46,7 +47,7 @@ class Place(NamedTuple):
 
     buffer: Buffer
     offset: int  # bytes, of the range's first element
-    encoded: bool = False  # whether the bytes are in the codec's wire format there (scratch only)
+    encoded: bool = False  # whether the bytes are in the codec's wire format there
 
 
 class Step(NamedTuple):
@@ -74,11 +75,25 @@ class Step(NamedTuple):
 MAX_STEPS = 1 << 16  # of one schedule, as in the engine
 
 
+class Ends(NamedTuple):
+    """Which of the caller's two buffers hold encoded bytes: what tensor they stand for is the same."""
+
+    input: bool = False
+    result: bool = False
+
+
+RAW_ENDS = Ends()
+
+
 class Schedule(NamedTuple):
-    """One rank's steps, and the bytes of scratch memory that they use."""
+    """One rank's steps, and the bytes of scratch memory that they use.
+
+    With a codec the result's encoded form is the first that lies in scratch memory, unless the result buffer has it.
+    """
 
     steps: tuple[Step, ...]
     scratch: int = 0
+    ends: Ends = RAW_ENDS
 
 
 def chunk_bounds(count: int, world_size: int, multiple: int = 1) -> tuple[tuple[int, int], ...]:

@@ -16,7 +16,7 @@ static void check(wc_lane *lane, const void *src, size_t n)
    once. Of other payload nothing may wait: steps that come after write over it. */
 static bool checked_later(const wc_part *part)
 {
-    return part->action == WC_COPY && part->result;
+    return part->action == WC_COPY && part->result && !part->encoded;
 }
 
 /* Bytes that are read and not in the checksum yet. */
@@ -62,8 +62,10 @@ static void consume(wc_part *part, const uint8_t *src, size_t n)
 /* n bytes of whole blocks of the codec follow part's cursor; they stay as they are. */
 static void consume_encoded(wc_part *part, size_t n)
 {
-    uint64_t raw = n / part->work->block_wire * part->work->block_raw;
-    part->cursor = raw < part->end - part->cursor ? part->cursor + raw : part->end;
+    uint64_t raw = n / part->work->block_wire * part->work->block_raw, from = part->cursor;
+    part->cursor = raw < part->end - from ? from + raw : part->end;
+    if (part->result)
+        wc_part_final(part, from);
 }
 
 /* While it is traced an op knows when its first and last bytes came. */

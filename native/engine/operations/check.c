@@ -7,19 +7,29 @@ uint64_t wc_block_raw(const wc_op *op)
     return elements ? elements * wc_dtype_size((int)op->dtype) : 1;
 }
 
+/* What n bytes of elements are in the op's codec. */
+static uint64_t coded_bytes(const wc_op *op, uint64_t n)
+{
+    uint64_t raw = wc_block_raw(op);
+    return (n / raw + (n % raw > 0)) * wc_codec_shape((int)op->codec).bytes;
+}
+
 static bool place_valid(const wc_op *op, const wc_step *step, const wc_place *place, size_t itemsize)
 {
-    if (place->buffer >= WC_BUFFERS || place->offset > op->bytes[place->buffer])
+    if (place->buffer >= WC_BUFFERS)
         return false;
-    uint64_t room = op->bytes[place->buffer] - place->offset, need = step->length, raw = wc_block_raw(op);
+    uint64_t size = op->bytes[place->buffer], need = step->length;
+    if (step->length && place->buffer != WC_SCRATCH && place->encoded != (op->coded >> place->buffer & 1))
+        return false;
     if (place->encoded) {
-        if (op->codec == WC_CODEC_NONE || place->buffer != WC_SCRATCH || step->start % raw)
+        if (op->codec == WC_CODEC_NONE || step->start % wc_block_raw(op))
             return false;
-        need = (step->length + raw - 1) / raw * wc_codec_shape((int)op->codec).bytes;
+        size = place->buffer == WC_SCRATCH ? size : coded_bytes(op, size);
+        need = coded_bytes(op, step->length);
     } else if (place->offset % itemsize) {
         return false;
     }
-    return need <= room;
+    return place->offset <= size && need <= size - place->offset;
 }
 
 static bool writable(const wc_op *op, const wc_step *step, size_t itemsize)
@@ -50,7 +60,7 @@ static bool local_valid(const wc_op *op, const wc_step *step, size_t itemsize)
         return false;
     switch (step->action) {
     case WC_COPY:
-        return !step->to.encoded && !step->left.encoded;
+        return step->to.encoded == step->left.encoded;
     case WC_REDUCE:
     case WC_FINAL:
         return !step->to.encoded && !step->left.encoded && place_valid(op, step, &step->right, itemsize);
@@ -112,7 +122,9 @@ bool wc_op_valid(const wc_engine *engine, const wc_op *op)
         return false;
     if (!vote_valid(op))
         return false;
-    if (op->codec != WC_CODEC_NONE && !engine->kernels->encode[op->codec][op->dtype])
+    if (op->codec == WC_CODEC_NONE ? op->coded : !engine->kernels->encode[op->codec][op->dtype])
+        return false;
+    if (op->codec && op->digest && !(op->coded >> WC_RESULT & 1) && coded_bytes(op, op->bytes[WC_RESULT]) > op->bytes[WC_SCRATCH])
         return false;
     size_t itemsize = wc_dtype_size((int)op->dtype);
     for (uint32_t i = 0; i < op->steps_count; i++)

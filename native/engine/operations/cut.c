@@ -69,11 +69,11 @@ static wc_spot spot_of(const wc_work *work, wc_place place)
     return (wc_spot){.base = base ? base + place.offset : NULL, .encoded = place.encoded};
 }
 
-/* The part reads this place: it waits while that is in the input buffer and not filled. */
-static void read_front(wc_part *part, const wc_place *place)
+/* The part of this step reads this place: it waits while that is in the input buffer and not filled. */
+static void read_front(wc_part *part, const wc_step *step, const wc_place *place)
 {
     if (part->work->op.filled && place->buffer == WC_INPUT)
-        part->input_at[part->awaited++] = place->offset;
+        part->input_at[part->awaited++] = place->encoded ? step->start : place->offset;
 }
 
 static void join_unready(wc_part *part)
@@ -94,17 +94,18 @@ static void describe_part(wc_part *part, const wc_step *step)
     part->action = step->action;
     part->result = step->result;
     part->measured = step->measured;
+    part->noise = step->measured ? 0 : step->left.buffer == WC_INPUT ? 1 : 2;
     if (step->direction != WC_SEND) {
         part->to = spot_of(work, step->to);
-        part->result_at = step->to.offset;
+        part->result_at = step->to.encoded ? step->start : step->to.offset;
     }
     if (step->direction != WC_RECV || step->action != WC_COPY) {
         part->left = spot_of(work, step->left);
-        read_front(part, &step->left);
+        read_front(part, step, &step->left);
     }
     if (step->direction == WC_LOCAL && (step->action == WC_REDUCE || step->action == WC_FINAL)) {
         part->right = spot_of(work, step->right);
-        read_front(part, &step->right);
+        read_front(part, step, &step->right);
     }
     part->encoded = part->to.encoded || part->left.encoded || part->right.encoded;
 }

@@ -16,7 +16,11 @@ static uint64_t least(uint64_t a, uint64_t b)
 
 static void hash_block(wc_hashes *hashes, uint64_t block)
 {
-    uint64_t start = block * WC_DIGEST_BLOCK, n = least(WC_DIGEST_BLOCK, hashes->bytes - start);
+    uint64_t start = block * WC_DIGEST_BLOCK, n = least(WC_DIGEST_BLOCK, hashes->bytes - start), raw = hashes->block_raw;
+    if (raw) {
+        start = start / raw * hashes->block_wire;
+        n = (n + raw - 1) / raw * hashes->block_wire;
+    }
     hashes->block[block] = hashes->kernels->hash64(hashes->memory + start, (size_t)n);
     hashes->known[block] = 1;
     if (hashes->shown)
@@ -50,7 +54,7 @@ void wc_hashes_extend(wc_hashes *hashes, uint64_t begin, uint64_t from, uint64_t
 const uint64_t *wc_hashes_of(const wc_hashes *hashes, const uint8_t *from, uint64_t n)
 {
     uint64_t start = (uint64_t)(from - hashes->memory), block = start / WC_DIGEST_BLOCK;
-    bool whole = block < hashes->count && start % WC_DIGEST_BLOCK == 0 &&
+    bool whole = !hashes->block_raw && block < hashes->count && start % WC_DIGEST_BLOCK == 0 &&
                  n == least(WC_DIGEST_BLOCK, hashes->bytes - start);
     return whole && hashes->known[block] ? &hashes->block[block] : NULL;
 }

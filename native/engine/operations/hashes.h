@@ -7,7 +7,8 @@
 typedef struct {
     const wc_kernels *kernels;
     const uint8_t *memory;
-    uint64_t bytes;
+    uint64_t bytes;  /* of the elements */
+    uint64_t block_raw, block_wire; /* the codec in whose form they lie there; 0: none */
     uint64_t count;  /* blocks; 0: nothing is hashed */
     uint64_t *block; /* their hashes */
     uint8_t *known;  /* per block: hashed already */

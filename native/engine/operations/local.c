@@ -14,7 +14,7 @@ static void measure(wc_part *part, const uint8_t *source, const uint8_t *coded, 
 static void encode(wc_part *part, uint8_t *to, const uint8_t *left, size_t n)
 {
     wc_work *work = part->work;
-    const wc_noise noise = {.key = work->op.noise[part->measured ? 0 : 1], .first = part->cursor / work->itemsize};
+    const wc_noise noise = {.key = work->op.noise[part->noise], .first = part->cursor / work->itemsize};
     work->engine->kernels->encode[work->op.codec][work->op.dtype](to, left, n, work->op.stochastic ? &noise : NULL);
     if (part->measured)
         measure(part, left, to, n);
@@ -49,7 +49,7 @@ static void run_slice(wc_part *part, uint64_t bytes)
     const uint8_t *left = wc_spot_at(part, part->left, part->cursor);
     switch (part->action) {
     case WC_COPY:
-        memcpy(to, left, (size_t)bytes);
+        memcpy(to, left, (size_t)wc_wire_bytes(part, part->cursor, part->cursor + bytes));
         break;
     case WC_ENCODE:
         encode(part, to, left, n);

@@ -94,9 +94,16 @@ static int make(wc_work *work)
     copy_note(work);
     if (op->bytes[WC_SCRATCH])
         work->scratch = wc_scratch_take(engine, op->bytes[WC_SCRATCH]);
-    bool hashes = !op->digest || wc_hashes_init(&work->hashes, engine->kernels, op->result, op->bytes[WC_RESULT]);
-    if (work->lacks_memory || !work->cancelling || !hashes || (op->bytes[WC_SCRATCH] && !work->scratch))
+    if (work->lacks_memory || !work->cancelling || (op->bytes[WC_SCRATCH] && !work->scratch))
         return ENOMEM;
+    const bool within = op->codec && !(op->coded >> WC_RESULT & 1) && work->scratch; /* the result's encoded form */
+    const void *result = within ? work->scratch->memory : op->result;
+    if (op->digest && !wc_hashes_init(&work->hashes, engine->kernels, result, op->bytes[WC_RESULT]))
+        return ENOMEM;
+    if (op->codec) {
+        work->hashes.block_raw = work->block_raw;
+        work->hashes.block_wire = work->block_wire;
+    }
     for (uint32_t w = 0; w < engine->config.workers; w++)
         work->tasks[w] = (wc_task){.work = work, .worker = &engine->workers[w]};
     work->hashes.shown = op->shown;

@@ -23,7 +23,7 @@ struct wc_part {
     wc_op_queue *queue;                /* NULL: of a local step */
     wc_lane *lane;                     /* that has begun it, and carries it to its end; NULL: none yet */
     wc_spot to, left, right;
-    uint64_t result_at;                /* where in the result buffer `to` is, if this makes a part of the result */
+    uint64_t result_at;                /* where among the result's elements `to` is, if this makes a part of the result */
     uint64_t input_at[2];              /* where in the input what it reads is; as result_at, of the step's first element */
     uint32_t awaited;                  /* of them: input is being filled */
     uint64_t start;                    /* of the step; blocks of the codec count from there */
@@ -32,6 +32,7 @@ struct wc_part {
     uint32_t segment;                  /* send: frames end at absolute multiples of it */
     uint16_t number;
     uint8_t direction, action;
+    uint8_t noise;                     /* encode: which of the op's keys rounds */
     bool encoded;                      /* bytes on the wire are; of a local part: some operand is */
     bool result, measured;
     bool arrived;                      /* recv: whole */

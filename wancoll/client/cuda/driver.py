@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import os
 import threading
@@ -17,10 +18,11 @@ TO_DEVICE, TO_HOST, WITHIN = "cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync", "cuMemcpy
 _NOT_READY = 600
 _NOT_INITIALIZED = 3
 _SHORTEST, _LONGEST = 20e-6, 1e-3  # pauses between two looks at a mark
-_LATER = 8  # a mark is seen this part of the wait too late at most
+_LATER = 32  # a mark is seen this part of the wait too late at most
 
 _loading = threading.Lock()
 _driver: Driver | None = None
+_inside = threading.local()  # .device: whose context is the thread's
 
 
 Copy = tuple[str, int, int, int]  # the driver's call, to, from, bytes
@@ -106,8 +108,8 @@ def _forked(who: str) -> ConfigError:
 class Device:
     """One device as one connection uses it: its primary context, and streams of our own."""
 
-    def __init__(self, driver: Driver, ordinal: int) -> None:
-        self._driver, self.ordinal = driver, ordinal
+    def __init__(self, driver: Driver, ordinal: int, lock: threading.RLock) -> None:
+        self.driver, self.ordinal, self.lock = driver, ordinal, lock
         self.last: Mark | None = None  # behind the last copy to the device
         self._over = ""  # why its marks cannot be looked at any more
         self._closed = False  # all that was queued is done
@@ -117,10 +119,13 @@ class Device:
         self._lent: list[tuple[Any, Mark]] = []  # and when each is free
         self._loose: list[Mark] = []  # that nobody else looks at
         self._pool: Any = None  # of memory for early results; False: the driver has no such pools
-        self._taken: dict[int, int] = {}  # bytes by address
+        self._taken: dict[int, int] = {}  # by address: bytes of an early result; 0: of something else
+        self.dropped: list[int] = []  # addresses that nobody uses but what is queued on `inward`
+        self.residents: weakref.WeakSet[Any] = weakref.WeakSet()  # residuals that lie there
+        self.codecs: Any = None  # the codecs' kernels, loaded when they are needed; False: there are none
         self._leaving: list[tuple[Mark, int]] = []  # bytes that are free behind the mark
-        self._number = driver("cuDeviceGet", ordinal)
-        self.context = driver("cuDevicePrimaryCtxRetain", self._number)
+        self.number = driver("cuDeviceGet", ordinal)
+        self.context = driver("cuDevicePrimaryCtxRetain", self.number)
         try:
             with self.current():
                 _, self._priority = driver("cuCtxGetStreamPriorityRange")
@@ -135,28 +140,39 @@ class Device:
 
     @contextmanager
     def current(self) -> Iterator[None]:
-        """Its context is the thread's while this is entered."""
-        self._driver("cuCtxPushCurrent", self.context)
+        """Its context is the thread's while this is entered, again or not."""
+        outside = getattr(_inside, "device", None)
+        if outside is self:
+            yield
+            return
+        self.driver("cuCtxPushCurrent", self.context)
+        _inside.device = self
         try:
             yield
         finally:
-            self._driver.code("cuCtxPopCurrent")
+            _inside.device = outside
+            self.driver.code("cuCtxPopCurrent")
 
     def follow(self, stream: Any, earlier: Any) -> None:
         """What will be queued on *stream* comes after what is queued on *earlier* now."""
-        self._driver("cuEventRecord", self._turn, earlier)
-        self._driver("cuStreamWaitEvent", stream, self._turn, 0)
+        self.driver("cuEventRecord", self._turn, earlier)
+        self.driver("cuStreamWaitEvent", stream, self._turn, 0)
 
     def follow_mark(self, stream: Any, mark: Mark) -> None:
         """What will be queued on *stream* comes after *mark*."""
         if not mark.ready():
-            self._driver("cuStreamWaitEvent", stream, mark.event, 0)
+            self.wait_for(stream, mark)
+
+    def wait_for(self, stream: Any, mark: Mark) -> None:
+        """Do as follow_mark() with a mark that was just made, and is not worth a look."""
+        if mark.event is not None:
+            self.driver("cuStreamWaitEvent", stream, mark.event, 0)
 
     def mark(self, stream: Any) -> Mark:
         """A mark behind what is queued on *stream*. Whoever drops one that was not reached gives it to forget()."""
         event = self._events.pop() if self._events else self._new_event()
         try:
-            self._driver("cuEventRecord", event, stream)
+            self.driver("cuEventRecord", event, stream)
         except BaseException:
             self._events.append(event)
             raise
@@ -187,46 +203,81 @@ class Device:
         self._leaving = [each for each in self._leaving if not each[0].settled()]
         return most - sum(self._taken.values()) - sum(nbytes for _, nbytes in self._leaving)
 
-    def take_memory(self, nbytes: int, stream: Any) -> int:
-        """Memory of the device, to be used on *stream*, or behind what is queued there now; 0: there is none."""
+    def take_memory(self, nbytes: int, stream: Any, *, early: bool = False) -> int:
+        """Memory of the device, to be used on *stream*, or behind what is queued there now; 0: there is none.
+
+        *early*: it counts for room().
+        """
+        while self.dropped:
+            self.leave_memory(self.dropped.pop(), self.inward)
         if self._pool is None:
             self._pool = self._new_pool() or False
         if self._pool is False:
             return 0
-        code, values = self._driver.code("cuMemAllocFromPoolAsync", nbytes, self._pool, stream)
+        code, values = self.driver.code("cuMemAllocFromPoolAsync", nbytes, self._pool, stream)
         if code:
             return 0
         address = int(values[0])
-        self._taken[address] = nbytes
+        self._taken[address] = nbytes if early else 0
         return address
 
     def leave_memory(self, address: int, stream: Any) -> int:
-        """It is free behind what is queued on *stream*; how many bytes, for left()."""
-        self._driver("cuMemFreeAsync", address, stream)
+        """It is free behind what is queued on *stream*; how many bytes of an early result, for left()."""
+        self.driver("cuMemFreeAsync", address, stream)
         return self._taken.pop(address)
 
     def left(self, nbytes: int, mark: Mark) -> None:
         """Memory that was left is free behind *mark*."""
         self._leaving.append((mark, nbytes))
 
+    def fetch(self, address: int, nbytes: int, seconds: float) -> bytes:
+        """What lies in memory that is used on `inward`, once all that is queued there is done. Without the lock.
+
+        No other stream is waited for: one of the caller's may wait for us.
+
+        Raises:
+            DeviceError: the device fails, or does not come to it in so many *seconds*.
+            ConfigError: this is a forked child.
+        """
+        if self.driver.pid != os.getpid():
+            raise _forked(f"cuda:{self.ordinal}")
+
+        def ready() -> bool:
+            with self.lock:
+                return mark.ready()
+
+        with self.current():
+            to = int(self.driver("cuMemHostAlloc", nbytes, 0))
+            with self.lock:
+                self.queue((TO_HOST, to, address, nbytes), self.inward)
+                mark = self.mark(self.inward)
+            if not until(ready, time.monotonic() + seconds):  # and `to` stays: it may be written to
+                raise DeviceError(
+                    "the device does not come to what was queued", who=f"cuda:{self.ordinal}",
+                    expected=f"an end within {seconds:.0f} s",
+                )  # fmt: skip
+            found = ctypes.string_at(to, nbytes)
+            self.driver("cuMemFreeHost", to)
+        return found
+
     def queue(self, copy: Copy, stream: Any) -> None:
         """Queue a copy; memory of the host must be pinned."""
-        self._driver(*copy, stream)
+        self.driver(*copy, stream)
 
     def _new_pool(self) -> Any:
         """A pool whose memory goes back to the system, and whose streams do not come to wait for each other."""
-        api = self._driver.api
+        api = self.driver.api
         wanted = api.CUmemPoolProps()
         wanted.allocType = api.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
         wanted.location.type = api.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
         wanted.location.id = self.ordinal
         with suppress(DeviceError, RuntimeError):  # the device, or the driver, has no such thing
-            pool = self._driver("cuMemPoolCreate", wanted)
+            pool = self.driver("cuMemPoolCreate", wanted)
             try:
                 reuse = api.CUmemPool_attribute.CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES
-                self._driver("cuMemPoolSetAttribute", pool, reuse, 0)
+                self.driver("cuMemPoolSetAttribute", pool, reuse, 0)
             except DeviceError:
-                self._driver.code("cuMemPoolDestroy", pool)
+                self.driver.code("cuMemPoolDestroy", pool)
                 raise
             return pool
         return None
@@ -237,12 +288,12 @@ class Device:
             return True
         if self._over:
             raise DeviceError("the device was given up", who=f"cuda:{self.ordinal}", got=self._over)
-        code, _ = self._driver.code("cuEventQuery", event)
+        code, _ = self.driver.code("cuEventQuery", event)
         if code == _NOT_READY:
             return False
         if code:
             raise DeviceError(
-                "the device failed", who=f"cuda:{self.ordinal}", got=self._driver.explain(code),
+                "the device failed", who=f"cuda:{self.ordinal}", got=self.driver.explain(code),
                 hint="after most such errors a process cannot use CUDA any more",
             )  # fmt: skip
         self._events.append(event)
@@ -254,28 +305,31 @@ class Device:
         with suppress(DeviceError), self.current():
             self._destroy()
         self._destroy()
-        self._driver.code("cuDevicePrimaryCtxRelease", self._number)
+        self.driver.code("cuDevicePrimaryCtxRelease", self.number)
 
     def _new_stream(self) -> Any:
-        flags = self._driver.api.CUstream_flags.CU_STREAM_NON_BLOCKING
-        self.streams.append(self._driver("cuStreamCreateWithPriority", flags, self._priority))
+        flags = self.driver.api.CUstream_flags.CU_STREAM_NON_BLOCKING
+        self.streams.append(self.driver("cuStreamCreateWithPriority", flags, self._priority))
         return self.streams[-1]
 
     def _new_event(self) -> Any:
-        event = self._driver("cuEventCreate", self._driver.api.CUevent_flags.CU_EVENT_DISABLE_TIMING)
+        event = self.driver("cuEventCreate", self.driver.api.CUevent_flags.CU_EVENT_DISABLE_TIMING)
         self._all_events.append(event)
         return event
 
     def _destroy(self) -> None:
+        if self.codecs and self._closed:
+            self.codecs.close()
+        self.codecs = False
         while self._taken and self._closed:
-            self._driver.code("cuMemFreeAsync", self._taken.popitem()[0], self.streams[0])
+            self.driver.code("cuMemFreeAsync", self._taken.popitem()[0], self.streams[0])
         if self._pool:
-            self._driver.code("cuMemPoolDestroy", self._pool)
+            self.driver.code("cuMemPoolDestroy", self._pool)
             self._pool = False
         while self._all_events:
-            self._driver.code("cuEventDestroy", self._all_events.pop())
+            self.driver.code("cuEventDestroy", self._all_events.pop())
         while self.streams:
-            self._driver.code("cuStreamDestroy", self.streams.pop())
+            self.driver.code("cuStreamDestroy", self.streams.pop())
 
 
 class Memory:

@@ -11,6 +11,7 @@ our own, in the order of that stream: no call of the driver waits for a device.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import groupby
 from typing import Any
 
@@ -22,6 +23,7 @@ from wancoll.limits import BLOCK, DEFAULT, MIB
 STEP = 1 * MIB  # is copied as one, before the commit
 LEAST = 4 * MIB  # results from here on are worth it
 
+Queued = Copy | Callable[[Any], None]  # or what queues something else on the stream that it is given
 Numbers = np.ndarray[Any, np.dtype[np.uint32]]
 
 
@@ -29,16 +31,17 @@ class EagerCopy:
     """One tensor's result, on its way to a device, from *start* in the result. Not for several threads.
 
     Its copies are on *stream* (None: nothing was copied), and go to *memory*. *over*: nothing is copied early any more.
+    A word is there for each *block* bytes.
     """
 
-    def __init__(self, device: Device, start: int, nbytes: int) -> None:
+    def __init__(self, device: Device, start: int, nbytes: int, block: int = BLOCK) -> None:
         self.device, self.start, self.nbytes = device, start, nbytes
         self.stream: Any = None
         self.memory = 0
         self.over = False
         at = start + STEP * np.arange(-(-nbytes // STEP))
-        self._first = at // BLOCK
-        self._stop = -(-np.minimum(at + STEP, start + nbytes) // BLOCK)
+        self._first = at // block
+        self._stop = -(-np.minimum(at + STEP, start + nbytes) // block)
         self._copied = np.zeros(len(at), np.uint32)  # of each step the attempt; 0: it was not copied
 
     def final(self, words: Numbers) -> tuple[int, list[int]]:
@@ -55,7 +58,10 @@ class EagerCopy:
             DeviceError: the driver fails.
         """
         attempt, found = self.final(words)
-        if not found or (self.stream is None and not self._take()):
+        if not found:
+            return False
+        most = self.device.room(DEFAULT.early_bytes) // STEP * STEP
+        if self.stream is None and not self._take(min(self.nbytes, most)):
             return False
         for step in found:
             if step < len(self._copied):
@@ -71,11 +77,11 @@ class EagerCopy:
         stream, self.stream = self.stream, None
         return stream
 
-    def copies(self, to: int, result_buffer: int, attempt: int, nbytes: int) -> list[Copy]:
+    def copies(self, to: int, result_buffer: int, attempt: int, nbytes: int) -> list[Queued]:
         """What brings the *nbytes* that *attempt* has made, which lie at *result_buffer*, to the address *to*."""
         steps = -(-nbytes // STEP)
         early = [*(self._copied == attempt).tolist(), *([False] * steps)]
-        found: list[Copy] = []
+        found: list[Queued] = []
         for there, run in groupby(range(steps), key=early.__getitem__):
             numbers = list(run)
             start, stop = STEP * numbers[0], min(STEP * (numbers[-1] + 1), nbytes)
@@ -83,13 +89,12 @@ class EagerCopy:
             found.append((WITHIN if there else TO_DEVICE, to + start, source + start, stop - start))
         return found
 
-    def _take(self) -> bool:
+    def _take(self, nbytes: int) -> bool:
         """Take memory, for all of it or for its beginning; whether there was some."""
-        nbytes = min(self.nbytes, self.device.room(DEFAULT.early_bytes) // STEP * STEP)
         if not nbytes:
             return False
         stream = self.device.lend()
-        self.memory = self.device.take_memory(nbytes, stream)
+        self.memory = self.device.take_memory(nbytes, stream, early=True)
         if not self.memory:
             self.over = True
             self.device.return_stream(stream)

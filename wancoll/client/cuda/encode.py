@@ -60,6 +60,16 @@ def decode_launch(codec: Codec, dtype: DType, n: int) -> Launch:
     return Launch(_kernel("decode", codec, dtype), _blocks(n))
 
 
+def feed_launch(dtype: DType, n: int) -> Launch:
+    """What adds a residual to *n* elements."""
+    return Launch(f"feed_{_NAMES[dtype]}", _blocks(n))
+
+
+def lost_launch(codec: Codec, dtype: DType, n: int) -> Launch:
+    """What finds what the codec loses of *n* elements. Raises ConfigError: no kernel has this codec and dtype."""
+    return Launch(_kernel("lost", codec, dtype), _blocks(n))
+
+
 def _kernel(verb: str, codec: Codec, dtype: DType) -> str:
     if codec not in CODECS or not takes(codec, dtype):
         raise ConfigError(
@@ -209,6 +219,17 @@ class Codecs:
     def decode(self, stream: Any, codec: Codec, dtype: DType, out: int, coded: int, n: int) -> None:
         """Queue on *stream*: the bytes at *coded* become *n* elements at *out*; see encode."""
         self._run(stream, decode_launch(codec, dtype, n), (out, coded, n), (ctypes.c_uint64,) * 3)
+
+    def feed(self, stream: Any, dtype: DType, out: int, source: int, n: int, residual: int) -> None:
+        """Queue: *n* elements of *dtype* and of the *residual* (0: there is none) are added, at *out*, in its dtype."""
+        self._run(stream, feed_launch(dtype, n), (out, source, n, residual), (ctypes.c_uint64,) * 4)
+
+    def lost(self, stream: Any, codec: Codec, dtype: DType, out: int, source: int, n: int, coded: int) -> None:
+        """Queue: what feed() has made, at *source*, less what is left of it *coded*, is at *out*; that may be *source*.
+
+        Without *coded* (0) it is all of it. What is not finite becomes 0.
+        """
+        self._run(stream, lost_launch(codec, dtype, n), (out, source, n, coded), (ctypes.c_uint64,) * 4)
 
     def close(self) -> None:
         """Unload the kernels; only when none of them runs."""

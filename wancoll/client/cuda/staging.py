@@ -1,6 +1,7 @@
 """The copies between tensors of devices and the arena: what is copied, in which order, and who waits for whom.
 
     before reading     our stream waits for the tensor's stream, or the tensor's owner orders it (DLPack)
+    a codec            of the call encodes on the device first, and decodes there last (coded.py), where it has kernels
     reading            device -> input, in pieces, first those that the schedule needs first; the call is posted at once
     a piece is there   the driver calls wc_fill_told (native/fill.h) in a thread of its own: the engine may use it
     before the commit  what is final goes to memory of ours on the device (eager_copy.py)
@@ -9,7 +10,7 @@
 
 So nobody has to wait for a device, neither the caller nor a thread of ours, and the network has the first pieces while
 the others are still on their way. The calls of the driver wait in a stream of their own: copies do not wait for them.
-Only what the host changes first (a codec's feedback), and what cannot be pinned, it waits for.
+Only what the host changes first (feedback of a codec without kernels), and what cannot be pinned, it waits for.
 
 A block of the arena is used again when the copies from and to it are done. Nothing waits without end for a device: the
 host looks at marks, with a deadline, and our streams wait for streams of the caller only, never for the network.
@@ -21,28 +22,34 @@ import logging
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from wancoll.client.codecs import Feed, Residual, coded_bytes
+from wancoll.client.cuda.coded import LEAST as CODED_LEAST
+from wancoll.client.cuda.coded import CodedResult, NoRoom, OnDevice, encode, loaded
 from wancoll.client.cuda.driver import TO_DEVICE, TO_HOST, Copy, Device, Driver, Mark, Memory, driver, until
-from wancoll.client.cuda.eager_copy import LEAST, EagerCopy, Numbers
+from wancoll.client.cuda.eager_copy import LEAST, EagerCopy, Numbers, Queued
+from wancoll.client.cuda.encode import CODECS
 from wancoll.client.cuda.origin import Origin
 from wancoll.client.cuda.pinned import Pinned, Pool
 from wancoll.client.cuda.stream_wait import StreamWaits, Words, check_may_wait, hold, stream_of
 from wancoll.client.memory.arena import Arena, Lease
 from wancoll.client.memory.tensors import DeviceView, Region
+from wancoll.collective import Codec
 from wancoll.errors import ConfigError, DeviceError, TimeoutError
 from wancoll.limits import BLOCK, DEFAULT, MIB, blocks, format_size
 from wancoll.native import ffi, lib
 
 log = logging.getLogger("wancoll")
 
-PIECE = 4 * MIB
-SLOTS = 4  # pieces under way from a device; what a timeout leaves behind is no more
+PIECE = 4 * MIB  # of an input, told as one
+LARGE = 16 * MIB  # of what nobody waits for in pieces: other copies come in between
 _CLOSE_SECONDS = 5.0  # close() waits this long for copies that are under way
 _UNPINNED_SECONDS = 60.0  # a commit waits this long for a tensor's stream, where nothing could be pinned
 
@@ -62,6 +69,7 @@ class DeviceToHost:
 
     table: Lease  # a byte for each BLOCK of it, see Post.filled
     calls: Any  # what the driver calls with
+    pieces: list[Piece]  # in their order
     mark: Mark | None = None  # behind the last call; None: an error came before, so nobody knows when it will be over
 
     def over(self) -> bool:
@@ -73,12 +81,12 @@ class DeviceToHost:
 
 
 class Piece(NamedTuple):
-    """Bytes [start, start + nbytes) of an input, which lie at *address* of a device, in the tensor *source*."""
+    """Bytes [start, start + nbytes) of an input's elements; *copy* brings them from the device *on* to the arena."""
 
     start: int
     nbytes: int
-    address: int
-    source: Region
+    copy: Copy
+    on: int
 
     @property
     def blocks(self) -> tuple[int, int]:
@@ -142,7 +150,7 @@ class Staging:
             ConfigError: so it is, or there is no driver.
             DeviceError: the driver fails.
         """
-        for region in regions:
+        for region in dict.fromkeys(regions):
             if region.nbytes and region.device is not None:
                 with self._lock:
                     self._check(region)
@@ -192,7 +200,7 @@ class Staging:
         assert self._driver is not None
         found = self._devices.get(ordinal)
         if found is None:
-            found = self._devices[ordinal] = Device(self._driver, ordinal)
+            found = self._devices[ordinal] = Device(self._driver, ordinal, self._lock)
         return found
 
     def new(self, shape: tuple[int, ...], like: Region) -> Region:
@@ -232,6 +240,17 @@ class Staging:
                 log.warning("%s cannot be pinned (%s): copies from and to devices block", format_size(nbytes), got)
         return self._arena.take(nbytes)
 
+    def take_coded(self, codec: Codec, parts: Sequence[Region]) -> Pinned | None:
+        """A pinned block for the parts of one tensor, if their device can encode and decode them."""
+        if codec not in CODECS or sum(part.nbytes for part in parts) < CODED_LEAST:
+            return None
+        if any(part.device is None or part.on != parts[0].on for part in parts):
+            return None
+        device = self._devices[parts[0].on]
+        with self._lock, device.current():
+            held = self.take(coded_bytes(codec, sum(part.count for part in parts))) if loaded(device) else None
+        return held if isinstance(held, Pinned) else None
+
     def _register(self, address: int, nbytes: int) -> None:
         assert self._driver is not None
         with next(iter(self._devices.values())).current():
@@ -243,6 +262,11 @@ class Staging:
             self._driver("cuMemHostUnregister", address)
 
     # ---- pinned memory of the caller's --------------------------------------------------------------
+
+    def within(self, regions: Iterable[Region]) -> AbstractContextManager[None]:
+        """While this is entered, the context of the first device of these is the thread's: it is not changed often."""
+        found = [each.on for each in regions if each.nbytes and each.device is not None]
+        return self._devices[found[0]].current() if found else nullcontext()
 
     def settle(self, region: Region, deadline: float | None) -> None:
         """Wait until a device's users of memory of the host that were queued so far are done.
@@ -293,23 +317,11 @@ class Staging:
                 with self._lock, device.current():
                     self._driver("cuMemcpyDtoH", to + start, source.address + start, size)
             return
-        flying: deque[Mark] = deque()
-        try:
-            for start, size in pieces(source.nbytes):
-                if len(flying) == SLOTS:
-                    self._until(flying[0], deadline, source)
-                    flying.popleft()
-                with self._lock, device.current():
-                    flying.append(
-                        self._queue(
-                            pinned, device, device.inward, [(TO_HOST, to + start, source.address + start, size)]
-                        )
-                    )
-            while flying:
-                self._until(flying[0], deadline, source)
-                flying.popleft()
-        finally:
-            pinned.entry.marks += flying
+        copies = [(TO_HOST, to + start, source.address + start, size) for start, size in pieces(source.nbytes, LARGE)]
+        with self._lock, device.current():
+            mark = self._queue(pinned, device, device.inward, copies)
+            pinned.entry.marks.append(mark)
+        self._until(mark, deadline, source)
 
     def fill(
         self, sources: Sequence[tuple[int, Region]], nbytes: int, held: Pinned, share: tuple[int, int]
@@ -323,12 +335,68 @@ class Staging:
             ArenaFull: there is no room.
             DeviceError: the device fails.
         """
-        table = self._arena.take(blocks(nbytes))
+        to = held.block.address
         found = [
-            Piece(at + start, size, source.address + start, source)
+            Piece(at + start, size, (TO_HOST, to + at + start, source.address + start, size), source.on)
             for at, source in sources
             for start, size in pieces(source.nbytes)
         ]
+        to_host = self._told(found, nbytes, share)
+        with self._lock:
+            for _, source in sources:
+                device = self._devices[source.on]
+                with device.current():
+                    self._come_behind(device, source)
+            self._queue_to_host(to_host, held)
+        return to_host
+
+    def encode(
+        self, codec: Codec, sources: Sequence[Region], held: Pinned, share: tuple[int, int], feed: Feed | None
+    ) -> DeviceToHost | None:
+        """Do as fill() with the parts of a tensor, which its device encodes; None: it has no memory for that.
+
+        Raises:
+            ArenaFull: there is no room.
+            DeviceError: the device fails.
+        """
+        nbytes, dtype, device = sum(each.nbytes for each in sources), sources[0].dtype, self._devices[sources[0].on]
+        at_once = PIECE // coded_bytes(codec, BLOCK // dtype.itemsize) * BLOCK
+        with self._lock, device.current():
+            for source in sources:
+                self._come_behind(device, source)
+            try:
+                residual = self._upload(device, feed.residual()) if feed is not None else None
+                coded = encode(device, codec, sources, feed, residual)
+            except NoRoom:
+                return None
+            try:
+                found = []
+                for start, size in pieces(nbytes, at_once):
+                    at, end = (coded_bytes(codec, each // dtype.itemsize) for each in (start, start + size))
+                    copy = TO_HOST, held.block.address + at, coded + at, end - at
+                    found.append(Piece(start, size, copy, device.ordinal))
+                to_host = self._told(found, nbytes, share)
+                self._queue_to_host(to_host, held)
+            finally:
+                device.leave_memory(coded, device.inward)
+        return to_host
+
+    def _upload(self, device: Device, residual: Residual | None) -> OnDevice | None:
+        """The residual on this device."""
+        if residual is None or (isinstance(residual, OnDevice) and residual.device is device):
+            return residual
+        array, held = np.asarray(residual), self.take(residual.nbytes)
+        if not isinstance(held, Pinned):
+            raise NoRoom("no memory could be pinned", who=f"cuda:{device.ordinal}")
+        found = OnDevice(device, array.size, array.dtype)
+        lib.wc_pages_copy(held.block.address, array.ctypes.data, array.nbytes, 0)
+        copy = TO_DEVICE, found.address, held.block.address, array.nbytes
+        held.entry.marks.append(self._queue(held, device, device.inward, [copy]))
+        return found
+
+    def _told(self, found: list[Piece], nbytes: int, share: tuple[int, int]) -> DeviceToHost:
+        """What tells of the pieces of an input, as they come."""
+        table = self._arena.take(blocks(nbytes))
         found = ordered(found, nbytes, share)
         ranges = told_by(found)
         filled = bytearray(b"\1" * blocks(nbytes))
@@ -337,16 +405,7 @@ class Staging:
             filled[first:stop] = bytes(stop - first)
         ffi.memmove(ffi.cast("char *", table.block.address), filled, len(filled))
         calls = ffi.new("wc_fill[]", [(table.block.address, *each, self._arena.bell) for each in ranges])
-        to_host = DeviceToHost(table, calls)
-        with self._lock:
-            for _, source in sources:
-                device = self._devices[source.on]
-                with device.current():
-                    self._come_behind(device, source)
-            self._to_hosts = [each for each in self._to_hosts if not each.over()]
-            self._to_hosts.append(to_host)
-            self._queue_to_host(to_host, found, held)
-        return to_host
+        return DeviceToHost(table, calls, found)
 
     def _come_behind(self, device: Device, source: Region) -> None:
         """What is copied from the device from now on comes behind the work of the tensor's users."""
@@ -355,27 +414,33 @@ class Staging:
         if device.last is not None:  # an earlier result for it, of which no stream knows
             device.follow_mark(device.inward, device.last)
 
-    def _queue_to_host(self, to_host: DeviceToHost, found: list[Piece], held: Pinned) -> None:
-        """Each device copies its pieces; the first one's stream of calls follows all of them, piece by piece."""
+    def _queue_to_host(self, to_host: DeviceToHost, held: Pinned) -> None:
+        """Each device copies its pieces; the first one's stream of calls follows all of them, piece by piece.
+
+        A piece that is alone does without that stream.
+        """
         assert self._driver is not None
-        devices = {piece.source.on: self._devices[piece.source.on] for piece in found}
-        teller = devices[found[0].source.on]
+        self._to_hosts = [each for each in self._to_hosts if not each.over()]
+        self._to_hosts.append(to_host)
+        found = to_host.pieces
+        devices = {piece.on: self._devices[piece.on] for piece in found}
+        teller = devices[found[0].on]
+        telling = teller.telling if len(found) > 1 else teller.inward
         held.entry.unmarked += 1  # and stays so if an error leaves copies without a mark
-        to, told, call = held.block.address, ffi.cast("uintptr_t", ffi.addressof(lib, "wc_fill_told")), to_host.calls
+        told, call = ffi.cast("uintptr_t", ffi.addressof(lib, "wc_fill_told")), to_host.calls
         for number, piece in enumerate(found):
-            device = devices[piece.source.on]
+            device = devices[piece.on]
             with device.current():
-                device.queue((TO_HOST, to + piece.start, piece.address, piece.nbytes), device.inward)
-                device.follow(teller.telling, device.inward)
+                device.queue(piece.copy, device.inward)
+                if len(found) > 1:
+                    device.follow(telling, device.inward)
             with teller.current():
                 with_ = int(ffi.cast("uintptr_t", ffi.addressof(call, number)))
-                self._driver("cuLaunchHostFunc", teller.telling, self._driver.api.CUhostFn(int(told)), with_)
-        for device in devices.values():
-            with device.current():
-                held.entry.marks.append(device.mark(device.inward))
-        held.entry.unmarked -= 1
+                self._driver("cuLaunchHostFunc", telling, self._driver.api.CUhostFn(int(told)), with_)
         with teller.current():
-            to_host.mark = teller.mark(teller.telling)
+            to_host.mark = teller.mark(telling)
+        held.entry.marks.append(to_host.mark)  # behind all copies
+        held.entry.unmarked -= 1
 
     def filled(self, to_host: DeviceToHost) -> bool:
         """Whether the input is there. Raises DeviceError: it will not be: a device failed."""
@@ -408,11 +473,22 @@ class Staging:
             start += each.nbytes
         return found
 
+    def expect_coded(self, codec: Codec, targets: Sequence[Region], held: Pinned) -> EagerCopy | None:
+        """What brings an encoded result to the parts of a tensor; None: the device has no memory for it."""
+        device = self._devices[targets[0].on]
+        early = CodedResult(device, codec, targets)
+        early.over = early.nbytes < LEAST
+        with self._lock, device.current():
+            if not early.take():
+                return None
+            held.entry.unmarked += 1  # see begin()
+        return early
+
     def begin(self, early: EagerCopy, words: Numbers, held: Pinned) -> bool:
         """Queue the copies of what is final by now, from the block that is *held*; whether there was anything."""
         device = early.device
         with self._lock:
-            if early.over or self._closed:
+            if early.over or self._closed or not early.final(words)[1]:
                 return False
             began = early.stream is not None
             try:
@@ -437,42 +513,51 @@ class Staging:
                     device.return_after(stream, mark)
 
     def write(
-        self, target: Region, source: int, nbytes: int, held: Lease | Pinned,
+        self, targets: Sequence[Region], source: int, nbytes: int, held: Lease | Pinned,
         stream_waits: Callable[[], StreamWaits | None] = lambda: None,
-        early: EagerCopy | None = None, attempt: int = 0,
-    ) -> HostToDevice | None:  # fmt: skip
-        """Queue the copy of a result from *source*, in the block that is *held*; None: it is done. In any thread.
+        early: EagerCopy | None = None, attempt: int = 0, behind: Mark | None = None,
+    ) -> list[HostToDevice]:  # fmt: skip
+        """Queue the copy of a result from *source*, in the block that is *held*; none: it is done. In any thread.
 
         Streams of *stream_waits* wait for it already; it is asked for late, since another thread may have just made it.
-        What *attempt* has made may have gone to the device *early*.
+        What *attempt* has made may have gone to the device *early*. Several targets are parts of one that is encoded.
+        *behind*: what has to be done before.
 
         Raises:
             DeviceError: the device fails.
         """
-        if not nbytes:
-            return None
+        targets = [each for each in targets if each.nbytes]
+        if not nbytes or not targets:
+            return []
         assert self._driver is not None
-        origin, device = target.device, self._devices[target.on]
-        assert origin is not None
-        lasting = origin.lasting
+        target, device = targets[0], self._devices[targets[0].on]
+        origins = [each.device for each in targets if each.device is not None]
+        lasting = {origin.lasting for origin in origins}
         with self._lock, device.current():
             if isinstance(held, Pinned):
                 now = stream_waits()
                 waiting = now.before[device.ordinal] if now is not None and not now.released else None
                 ahead = early.stop() if early is not None else None
+                if ahead is None and isinstance(early, CodedResult):  # an interruption came in between: once more
+                    ahead = self._again(early, held)
                 ours = ahead if ahead is not None else device.lend() if waiting is not None else device.outward
                 if waiting is not None:
                     for before in waiting:
                         device.follow_mark(ours, before)
-                elif lasting is not None:
-                    device.follow(ours, lasting)
-                elif ahead is not None:
-                    device.follow(ours, device.outward)  # see expect()
+                else:
+                    for stream in lasting:
+                        if stream is not None:
+                            device.follow(ours, stream)
+                        elif ahead is not None:
+                            device.follow(ours, device.outward)  # see expect()
+                if behind is not None:
+                    device.follow_mark(ours, behind)
                 if early is not None and ahead is not None:
                     mark = self._queue(held, device, ours, early.copies(target.address, source, attempt, nbytes), early)
                 else:
-                    parts = [
-                        (TO_DEVICE, target.address + start, source + start, size) for start, size in pieces(nbytes)
+                    parts: list[Queued] = [
+                        (TO_DEVICE, target.address + start, source + start, size)
+                        for start, size in pieces(nbytes, LARGE)
                     ]
                     mark = self._queue(held, device, ours, parts)
                 held.entry.marks.append(mark)
@@ -480,11 +565,13 @@ class Staging:
                 if ahead is not None or waiting is not None:
                     device.return_after(ours, mark)
                     device.follow_mark(device.outward, mark)
-                if lasting is not None:
-                    device.follow_mark(lasting, mark)
-                return HostToDevice(device, mark, origin)
-            if lasting is not None:
-                device.follow(device.outward, lasting)
+                for stream in lasting:
+                    if stream is not None:
+                        device.wait_for(stream, mark)
+                return [HostToDevice(device, mark, origin) for origin in origins]
+            for stream in lasting:
+                if stream is not None:
+                    device.follow(device.outward, stream)
             mark = device.mark(device.outward)
             if not until(mark.ready, time.monotonic() + _UNPINNED_SECONDS):
                 raise DeviceError(
@@ -493,7 +580,13 @@ class Staging:
                 )  # fmt: skip
             for start, size in pieces(nbytes):
                 self._driver("cuMemcpyHtoD", target.address + start, source + start, size)
-        return None
+        return []
+
+    def _again(self, early: CodedResult, held: Pinned) -> Any:
+        if not early.take():
+            raise DeviceError("the device has no memory", who=f"cuda:{early.device.ordinal}", got=str(early.nbytes))
+        held.entry.unmarked += 1
+        return early.stop()
 
     def order(self, to_device: HostToDevice, seconds: float | None) -> None:
         """What the caller queues from now on comes after the copies; where no stream is known the host waits for them.
@@ -577,12 +670,15 @@ class Staging:
             device.follow(stream, origin.stream)
 
     def _queue(
-        self, held: Pinned, device: Device, stream: Any, copies: Iterable[Copy], early: EagerCopy | None = None
+        self, held: Pinned, device: Device, stream: Any, copies: Iterable[Queued], early: EagerCopy | None = None
     ) -> Mark:  # fmt: skip
         """Queue copies, with *early* the last of these; the mark behind them."""
         held.entry.unmarked += 1  # and stays so if an error leaves copies without a mark
         for copy in copies:
-            device.queue(copy, stream)
+            if callable(copy):
+                copy(stream)
+            else:
+                device.queue(copy, stream)
         leaves = device.leave_memory(early.memory, stream) if early is not None else 0
         mark = device.mark(stream)
         if early is not None:
@@ -597,6 +693,7 @@ class Staging:
         """Wait for copies under way, for a bounded time, and give all back. Safe to call again."""
         if os.getpid() != self._pid:
             return
+        all(resident.fetch() for device in self._devices.values() for resident in list(device.residents))
         with self._lock:
             self._closed = True
             deadline = time.monotonic() + _CLOSE_SECONDS

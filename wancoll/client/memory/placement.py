@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from wancoll.client.cuda.staging import DeviceToHost, HostToDevice, Staging
 from wancoll.client.cuda.stream_wait import StreamWaits, check_may_wait
 from wancoll.client.memory.arena import Arena, Block, Lease
 from wancoll.client.memory.tensors import Region
+from wancoll.collective import Codec
 from wancoll.errors import ArenaFull, ProtocolError
 from wancoll.limits import WORD, blocks
 from wancoll.native import ffi, lib
@@ -31,6 +33,9 @@ class Placement:
         targets: the result's parts, one after the other in the result buffer; none where this member gets nothing.
         fresh: nobody uses the target, which lies in the arena, before the commit: the result is built in it.
         unwanted: bytes of a result that the daemon builds here and nobody needs; without targets.
+        codec: of the call.
+        nearest: what is encoded is rounded to nearest, so that anybody may do it.
+        late: the daemon may take part for this member; then it has the result's elements only.
         feed: changes the input on its way into the arena.
         staging: copies from and to devices; only if a source or a target is on one.
         share: which share of the input its schedule needs first, and of how many.
@@ -44,11 +49,15 @@ class Placement:
         *,
         fresh: bool = False,
         unwanted: int = 0,
+        codec: Codec = Codec.none,
+        nearest: bool = True,
+        late: bool = False,
         feed: Feed | None = None,
         staging: Staging | None = None,
         share: tuple[int, int] = (0, 1),
     ) -> None:
         self._arena, self._fresh, self._unwanted, self.feed = arena, fresh, unwanted, feed
+        self._codec, self._nearest, self._late = codec, nearest, late
         self.sources, self.targets = sources, targets
         on_device = any(region.device is not None or region.pinned is not None for region in (*sources, *targets))
         self._staging = staging if on_device else None
@@ -65,7 +74,9 @@ class Placement:
         self.input_buffer = self.result_buffer = 0
         self.filled = -1  # as in Post: what is not there yet, the daemon waits for
         self.shown = -1  # as in Post
-        self._early: list[EagerCopy | None] = []  # of each target, where results go to devices before the commit
+        self.input_coded = self.result_coded = False  # as in Post
+        # Of each target, or of all together, where results go to devices before the commit.
+        self._early: list[EagerCopy | None] = []
         self._words: Numbers | None = None  # shown lies there
         self._words_held: Lease | None = None
         self.pause = math.inf  # seconds after which it pays to look again, for somebody who waits
@@ -90,16 +101,21 @@ class Placement:
         )
 
     def prepare(self, deadline: float | None = None) -> None:
-        """Take the blocks, and copy the input to its block unless it can stay. Again after ArenaFull is harmless.
+        """Take the blocks, and copy the input to its block unless it can stay; after an error end() has to come.
 
         Raises:
             ArenaFull: so it is.
             TimeoutError: a device had not handed over by *deadline* what the host changes first, or what is not pinned.
             DeviceError: a device failed.
         """
+        with self._staging.within((*self.sources, *self.targets)) if self._staging is not None else nullcontext():
+            self._prepare(deadline)
+
+    def _prepare(self, deadline: float | None) -> None:
         arena = self._arena
         self._input_buffer = self._result_buffer = self._words = None
-        self._early, self.shown = [], -1
+        self._early, self.shown, self.filled = [], -1, -1
+        self.input_coded = self.result_coded = False
         if self._staging is not None:
             for target in self.targets:
                 self._staging.expect(target)
@@ -121,14 +137,15 @@ class Placement:
             if self._swapped is not None:
                 self._result_buffer = self._warm(arena.take(nbytes, self._swapped.nbytes))
             else:
-                self._result_buffer = self._block(self.targets, nbytes)
+                self._result_buffer = self._decode_on_device() or self._block(self.targets, nbytes)
             self.result_buffer = self._result_buffer.block.offset
             if self._staging is not None and isinstance(self._result_buffer, Pinned):
                 self._expect_early(self._staging, nbytes)
         if self._inside is not None:
             self.input_buffer = self._inside.offset + self.sources[0].address - self._inside.address
-        elif nbytes := sum(source.nbytes for source in self.sources):
-            self._input_buffer = input_buffer = self._block(self.sources, nbytes)
+        elif (nbytes := sum(source.nbytes for source in self.sources)) and not self._encode_on_device():
+            input_buffer = self._block(self.sources, max(nbytes, self.feed.nbytes if self.feed is not None else 0))
+            self._input_buffer = input_buffer
             self.input_buffer = input_buffer.block.offset
             at, late = 0, []
             for source in self.sources:
@@ -145,6 +162,32 @@ class Placement:
                 self.filled = self._table.block.offset
             if self.feed is not None:
                 self.feed.add(input_buffer.block.address)
+                self.input_coded = self._codec is not Codec.none
+
+    def _encode_on_device(self) -> bool:
+        """Have the input's device encode it, if it can."""
+        if self._staging is None or not self._nearest:
+            return False
+        sources = [source for source in self.sources if source.nbytes]
+        held = self._staging.take_coded(self._codec, sources)
+        to_host = self._staging.encode(self._codec, sources, held, self._share, self.feed) if held is not None else None
+        if held is None or to_host is None:
+            return False
+        self._input_buffer, self.input_buffer, self.input_coded = held, held.block.offset, True
+        self._to_host, self._table, self.filled = to_host, to_host.table, to_host.table.block.offset
+        return True
+
+    def _decode_on_device(self) -> Pinned | None:
+        """The block for a result that its device will decode, if it can."""
+        if self._staging is None or self._late:
+            return None
+        targets = [target for target in self.targets if target.nbytes]
+        held = self._staging.take_coded(self._codec, targets)
+        early = self._staging.expect_coded(self._codec, targets, held) if held is not None else None
+        if early is None:
+            return None
+        self._early, self.result_coded = [early], True
+        return held
 
     def look(self) -> None:
         """See whether what is on its way from devices will come; send what is final to devices.
@@ -163,8 +206,8 @@ class Placement:
 
     def _expect_early(self, staging: Staging, nbytes: int) -> None:
         """Have the daemon say which blocks of the result are final, if that helps anybody."""
-        early = staging.early(self.targets)
-        if not any(early):
+        early = self._early if self.result_coded else staging.early(self.targets)
+        if not any(each is not None and not each.over for each in early):
             return
         try:
             self._words_held = held = self._arena.take(WORD * blocks(nbytes))
@@ -197,17 +240,20 @@ class Placement:
         if result_buffer is None or not self.targets:
             return
         at = result_buffer.block.address
+        if self.result_coded and (whole := self._early[0]) is not None:
+            self._copy_out(self.targets, at, whole.nbytes, result_buffer, whole, attempt)
+            return
         early = self._early or [None] * len(self.targets)
         if len(self.targets) > 1:
             for target, each in zip(self.targets, early, strict=True):
-                self._copy_out(target, at, target.nbytes, result_buffer, each, attempt)
+                self._copy_out((target,), at, target.nbytes, result_buffer, each, attempt)
                 at += target.nbytes
             return
         target = self.targets[0]
         # Of a part the rest of the target must stay as it is, so its pages cannot go.
         swapped = self._swapped if nbytes == target.nbytes else None
         if swapped is None or not self._arena.swap(swapped, result_buffer.block, self.result_buffer):
-            self._copy_out(target, at, nbytes, result_buffer, early[0], attempt)
+            self._copy_out((target,), at, nbytes, result_buffer, early[0], attempt)
 
     def end(self) -> None:
         """The operation has ended: what went to devices early, and was not committed, is void. Safe to call again."""
@@ -232,13 +278,18 @@ class Placement:
         self._stream_waits = stream_waits
 
     def _copy_out(
-        self, target: Region, at: int, nbytes: int, result_buffer: Lease | Pinned, early: EagerCopy | None, attempt: int
+        self, targets: tuple[Region, ...], at: int, nbytes: int, result_buffer: Lease | Pinned,
+        early: EagerCopy | None, attempt: int,
     ) -> None:  # fmt: skip
         staging = self._staging
-        if target.device is None or staging is None:
-            lib.wc_pages_copy(target.address, at, nbytes, 0)
-        elif to_device := staging.write(target, at, nbytes, result_buffer, lambda: self._stream_waits, early, attempt):
-            self.to_devices.append(to_device)
+        if targets[0].device is None or staging is None:
+            lib.wc_pages_copy(targets[0].address, at, nbytes, 0)
+        else:
+            to_host = self._to_host if self._late else None  # who comes too late has a result before its input is read
+            self.to_devices += staging.write(
+                targets, at, nbytes, result_buffer, lambda: self._stream_waits, early, attempt,
+                to_host.mark if to_host is not None else None,
+            )  # fmt: skip
 
 
 def overlap(a: Spans, b: Spans) -> bool:

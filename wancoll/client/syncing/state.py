@@ -280,8 +280,8 @@ class Incoming:
         for target, at, held in self._copies:
             if target.device is None:
                 lib.wc_pages_copy(target.address, at, target.nbytes, 0)
-            elif to_device := self._staging.write(target, at, target.nbytes, held):
-                self.to_devices.append(to_device)
+            else:
+                self.to_devices += self._staging.write([target], at, target.nbytes, held)
         for block, taken, offset, address, nbytes in self._swaps:
             if not self._arena.swap(block, taken, offset):
                 lib.wc_pages_copy(address, taken.address, nbytes, 0)

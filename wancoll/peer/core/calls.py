@@ -17,10 +17,10 @@ from wancoll.collective import DATALESS, ON_FAILURE, P2P_KINDS, REDUCING, ROOTED
 from wancoll.errors import ProtocolError
 from wancoll.limits import DEFAULT, Limits, keep_newest
 from wancoll.schedule import choose
-from wancoll.schedule.build import takes
+from wancoll.schedule.build import Coding, takes
 from wancoll.schedule.cost import usable
 from wancoll.schedule.pairs import most_messages
-from wancoll.schedule.steps import MAX_STEPS, Action, Buffer, Direction, Place, Schedule, Step
+from wancoll.schedule.steps import MAX_STEPS, RAW_ENDS, Action, Buffer, Direction, Ends, Place, Schedule, Step
 from wancoll.wire import messages as m
 
 UNEVEN = frozenset({Kind.all_gather, Kind.reduce_scatter})  # kinds that take counts
@@ -98,9 +98,9 @@ class EpochView:
 class ResolvedCall:
     """A call in the terms of one epoch."""
 
-    descriptor: Descriptor  # with root and counts by the epoch's ranks, and the codec that travels
+    descriptor: Descriptor  # with root and counts by the epoch's ranks
     fingerprint: int  # of the descriptor; of a send or recv what both halves agree on
-    input_bytes: int  # of the caller's memory that this member reads
+    input_bytes: int  # of the elements that this member reads
     result_bytes: int
     algorithm: str = "none"  # the schedule's name
     schedule: Schedule = NOTHING  # this member's
@@ -120,18 +120,38 @@ class Call:
     posted: Descriptor  # in the terms of *world*
     world: World  # the members that the client knew
     peer: int  # rank of the other side of a send or recv
-    input_bytes: int  # of the client's memory that the call may read, in any epoch
-    result_bytes: int  # of the client's memory that it may write
+    input_bytes: int  # of the elements that the call may read, in any epoch
+    result_bytes: int  # of those that it may write
     p2p: bool  # it is a send or recv
+    ends: Ends = RAW_ENDS  # which of the two are encoded
     _view: EpochView | None = field(default=None, init=False)
     _resolved: ResolvedCall | None = field(default=None, init=False)
+
+    @property
+    def memory(self) -> tuple[int, int]:
+        """Bytes of the client's memory for its input and its result."""
+        coding = Coding.of(self.posted.codec, self.posted.dtype)
+        sizes = self.input_bytes, self.result_bytes
+        if coding is None:
+            return sizes
+        read, written = (
+            coding.coded_bytes(size) if coded else size for size, coded in zip(sizes, self.ends, strict=True)
+        )
+        return read, written
 
     def resolved(self, view: EpochView, limits: Limits = DEFAULT) -> ResolvedCall:
         """Resolve the call in the epoch of *view*, once for each epoch."""
         if self._resolved is None or self._view is not view:
             self._view = view
             self._resolved = resolve(
-                self.posted, self.world, view.world, view.rank, view.epoch.plan, limits, peer=self.peer
+                self.posted,
+                self.world,
+                view.world,
+                view.rank,
+                view.epoch.plan,
+                limits,
+                peer=self.peer,
+                ends=self.ends,
             )
         return self._resolved
 
@@ -149,11 +169,15 @@ def posted(post: m.Post, knew: World | None, mid: int, who: str) -> Call:
         expected, got = _misfit(call, post.peer, knew, mid)
         if post.ahead and call.kind is not Kind.recv:
             expected, got = "ahead for recv only", call.kind.name
+        elif post.input_coded and not call.codec:
+            expected, got = "an input that is encoded for a call with a codec", call.codec.name
+        elif post.result_coded and (not call.codec or call.grace):  # its daemon may have taken part for it by now
+            expected, got = "a result that is encoded of a call with a codec, and without grace", str(call)
     if expected or knew is None:
         raise ProtocolError("posted a call that cannot be", who=who, expected=expected, got=got)
     p2p = call.kind in P2P_KINDS
     nbytes = _p2p_sizes(call) if p2p else choose.sizes(call, knew.mids.index(mid), len(knew.mids))
-    return Call(call, knew, post.peer, *nbytes, p2p)
+    return Call(call, knew, post.peer, *nbytes, p2p, Ends(post.input_coded, post.result_coded))
 
 
 def call_of_zeros(asked: m.ContributeZeros, view: EpochView) -> Call | None:
@@ -201,11 +225,13 @@ def _p2p_sizes(call: Descriptor) -> tuple[int, int]:
 
 
 def resolve(
-    call: Descriptor, knew: World, world: World, rank: int, plan: m.Plan, limits: Limits = DEFAULT, *, peer: int = -1
-) -> ResolvedCall:
+    call: Descriptor, knew: World, world: World, rank: int, plan: m.Plan, limits: Limits = DEFAULT, *, peer: int = -1,
+    ends: Ends = RAW_ENDS,
+) -> ResolvedCall:  # fmt: skip
     """What *call* means in an epoch with the members *world*, among whom this one has *rank*.
 
-    The root of *call*, and *peer* of a send or recv, are ranks in *knew*, the members that its caller knew.
+    The root of *call*, and *peer* of a send or recv, are ranks in *knew*, the members that its caller knew. *ends* says
+    which of its buffers are encoded.
     """
     if call.kind in P2P_KINDS:
         return _p2p(call, knew, world, rank, plan, peer)
@@ -246,9 +272,6 @@ def resolve(
         one, other = (world.names[rank] for rank in bad.pair)
         refusal = f"{bad.algorithm} needs a link between {one} and {other}, who cannot reach each other"
         return ResolvedCall(descriptor, fingerprint, *nbytes, refusal=refusal)
-    codec = choose.wire_codec(descriptor.codec, descriptor.bounded, algorithm)
-    if codec is not descriptor.codec:  # a ring stands in, around a link that cannot be had
-        descriptor = replace(descriptor, codec=codec, rounding="nearest", seed=0)
     messages = most_messages(descriptor, algorithm, size, world.sites)
     if messages > MAX_STEPS:
         refusal = (
@@ -256,7 +279,7 @@ def resolve(
             f"{MAX_STEPS} steps that one operation may have; take another algorithm"
         )
         return ResolvedCall(descriptor, fingerprint, *nbytes, refusal=refusal)
-    schedule = choose.make(descriptor, algorithm, rank, size, blocks=blocks, sites=world.sites)
+    schedule = choose.make(descriptor, algorithm, rank, size, blocks=blocks, sites=world.sites, ends=ends)
     if schedule.scratch > limits.scratch_bytes:
         refusal = (
             f"{algorithm} of {descriptor} needs {schedule.scratch} bytes of memory at {world.names[rank]}, more than "
@@ -292,14 +315,15 @@ def _p2p(call: Descriptor, knew: World, world: World, rank: int, plan: m.Plan, p
     return ResolvedCall(call, fingerprint, *nbytes, "direct", Schedule((step,)), frozenset({other}))
 
 
-def noise(call: Descriptor, seq: int, mid: int) -> tuple[int, int]:
-    """Keys of the generator that rounds, for measured encodes and for all others. Not of the attempt.
+def noise(call: Descriptor, seq: int, mid: int) -> tuple[int, int, int]:
+    """Keys of the generator that rounds: for results, for this member's tensor and for sums. Not of the attempt.
 
-    They are the member's own: errors of members that round alike would add up in the sum.
+    Several members may encode the same result. The other keys are the member's own: errors of members that round alike
+    would add up in the sum.
     """
     if call.rounding != "stochastic":
-        return 0, 0
-    return _key(call.seed, seq, mid, 0), _key(call.seed, seq, mid, 1)
+        return 0, 0, 0
+    return _key(call.seed, seq), _key(call.seed, seq, mid, 0), _key(call.seed, seq, mid, 1)
 
 
 def _key(*numbers: int) -> int:
@@ -313,7 +337,7 @@ class RepeatedCalls:
     def __init__(self, who: str) -> None:
         self._who = who
         self._worlds: dict[int, World] = {}  # by epoch
-        self._calls: dict[tuple[Descriptor, int, int], Call] = {}  # by descriptor, epoch and peer
+        self._calls: dict[tuple[Descriptor, int, int, Ends], Call] = {}  # by descriptor, epoch, peer and buffers
 
     def enter(self, epoch: int, world: World) -> None:
         """The client is told of *epoch*."""
@@ -325,7 +349,7 @@ class RepeatedCalls:
         Raises:
             ProtocolError: nothing that can be called.
         """
-        key = post.call, post.epoch, post.peer
+        key = post.call, post.epoch, post.peer, Ends(post.input_coded, post.result_coded)
         known = self._calls.get(key)
         if known is None:
             while self._worlds and next(iter(self._worlds)) < post.epoch:  # what the client knows only grows

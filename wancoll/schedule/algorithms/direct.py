@@ -15,13 +15,14 @@ from wancoll.schedule.build import Builder, Shape, result_at, spans
 def all_reduce(builder: Builder, shape: Shape) -> None:
     """Two hops: every rank sends every owner its chunk, which reduces in rank order and sends the result to all.
 
-    Chunk c belongs to rank c. With a codec contributions are encoded once, and the owner's own is not.
+    Chunk c belongs to rank c.
     """
     chunks = spans(shape, builder.world_size, builder.coding)
     for peer in builder.rightwards:
         builder.send(peer, builder.mine(*chunks[peer]))
     own = builder.mine(*chunks[builder.rank])
-    value = builder.reduce_from(range(builder.world_size), own, to=result_at(own.start), last=True)
+    to = builder.making(own.start, own.length)
+    value = builder.reduce_from(range(builder.world_size), own, to=to, last=True)
     for peer in builder.rightwards:
         value = builder.send(peer, value)
     for peer in builder.leftwards:

@@ -33,7 +33,7 @@ def all_reduce(builder: Builder, shape: Shape) -> None:
     behind it. With a codec every level encodes anew on the way up; the result is encoded once, by rank 0.
     """
     halves = _halves(builder, shape, 0)
-    values = [_up(builder, half, result_at(half.start)) for half in halves]
+    values = [_up(builder, half, builder.making(half.start, half.length)) for half in halves]
     for half, value in zip(halves, values, strict=True):
         result = value
         if half.parent >= 0:

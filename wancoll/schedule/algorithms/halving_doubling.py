@@ -7,7 +7,7 @@ so that one can be passed on while the others arrive.
 
 from __future__ import annotations
 
-from wancoll.schedule.build import Builder, Shape, Value, result_at, spans
+from wancoll.schedule.build import Builder, Shape, Value, spans
 
 
 def all_reduce(builder: Builder, shape: Shape) -> None:
@@ -34,7 +34,7 @@ def all_reduce(builder: Builder, shape: Shape) -> None:
     values = [builder.mine(start, length) for start, length in chunks]
     if player < pairs:
         for chunk in _wanted(player, 1, core):
-            values[chunk] = builder.recv_reduced(rank + 1, values[chunk], to=result_at(chunks[chunk][0]))
+            values[chunk] = builder.recv_reduced(rank + 1, values[chunk], to=builder.making(*chunks[chunk]))
     _halve(builder, player, pairs, values)
     _double(builder, player, pairs, values)
     if player < pairs:
@@ -51,7 +51,7 @@ def _halve(builder: Builder, player: int, pairs: int, values: list[Value]) -> No
         for chunk in _wanted(player, 2 * mask, core):
             value = values[chunk]
             values[chunk] = builder.recv_reduced(
-                _rank(other, pairs), value, to=result_at(value.start), last=2 * mask == core
+                _rank(other, pairs), value, to=builder.making(value.start, value.length), last=2 * mask == core
             )
         mask *= 2
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from wancoll.schedule.build import Builder, Shape, Value, result_at
+from wancoll.schedule.build import Builder, Shape, Value
 from wancoll.schedule.steps import chunk_bounds
 
 _EVEN = 4096  # pieces up to which all sites have equal shares of each member's part
@@ -31,8 +31,7 @@ def all_reduce(builder: Builder, shape: Shape) -> None:
     """Four hops: to a member of the own site, to one of another site, back to its peers of all sites, to all of a site.
 
     The order of the operands: every site reduces in rank order; these are then reduced in the order of the sites' first
-    ranks. What sites send each other is encoded, once by each sender; inside a site members send each other raw
-    elements, and the encoded result.
+    ranks. With a codec what a site has come to is encoded once more for another one, unless sums stay raw.
     """
     groups = members_by_site(shape.sites)
     site = next(number for number, group in enumerate(groups) if builder.rank in group)
@@ -97,14 +96,14 @@ def _reduce_inside(builder: Builder, groups: list[list[int]], site: int, pieces:
     for peer in _others(group, builder.rank):
         for piece in pieces:
             if piece.hands[site] == peer:
-                builder.send(peer, builder.mine(piece.start, piece.length), raw=True)
+                builder.send(peer, builder.mine(piece.start, piece.length))
     values: list[Value | None] = []
     for piece in pieces:
         value = None
         if piece.hands[site] == builder.rank:
             # The result goes into its buffer: what it is made from must be elsewhere.
-            to = None if piece.last == site and not alone else result_at(piece.start)
-            value = builder.reduce_from(group, builder.mine(piece.start, piece.length), to=to, last=alone, raw=True)
+            to = None if piece.last == site and not alone else builder.making(piece.start, piece.length)
+            value = builder.reduce_from(group, builder.mine(piece.start, piece.length), to=to, last=alone)
         values.append(value)
     return values
 
@@ -118,10 +117,11 @@ def _reduce_between(
     for other in _others(range(count), site):
         for _, piece, value in mine:
             if piece.last == other:
-                builder.send(piece.hands[other], value)
+                builder.send(piece.hands[other], value, raw=builder.raw_sums)
     for number, piece, value in mine:
         if piece.last == site and count > 1:
-            value = builder.reduce_from(piece.hands, value, to=result_at(piece.start), last=True)
+            to = builder.making(piece.start, piece.length)
+            value = builder.reduce_from(piece.hands, value, to=to, last=True, raw=builder.raw_sums)
             for other in _others(range(count), site):
                 value = builder.send(piece.hands[other], value)
             results[number] = value

@@ -15,15 +15,16 @@ def all_reduce(builder: Builder, shape: Shape) -> None:
 
     Chunk c starts at rank c with that rank's own bytes, is reduced at ranks c+1, c+2, ... (own op received) and is
     final at rank c-1; the all-gather then passes it on around the ring. With a codec every hop of the first half
-    encodes anew.
+    encodes anew, unless sums stay raw.
     """
     n, rank = builder.world_size, builder.rank
     chunks = spans(shape, n, builder.coding)
     value = builder.mine(*chunks[rank])
     for hop in range(1, n):
-        builder.send(builder.right, value)
+        builder.send(builder.right, value, raw=builder.raw_sums)
         start, length = chunks[(rank - hop) % n]
-        value = builder.recv_reduced(builder.left, builder.mine(start, length), to=result_at(start), last=hop == n - 1)
+        own, to = builder.mine(start, length), builder.making(start, length)
+        value = builder.recv_reduced(builder.left, own, to=to, last=hop == n - 1, raw=builder.raw_sums)
     for hop in range(n - 1):
         builder.send(builder.right, value)
         start, length = chunks[(rank - hop) % n]

@@ -16,7 +16,7 @@ def all_reduce(builder: Builder, shape: Shape) -> None:
 
     With a codec every level encodes anew on the way up; the result is encoded once, by the root.
     """
-    value = _up(builder, 0, builder.mine(0, shape.nbytes), result_at(0))
+    value = _up(builder, 0, builder.mine(0, shape.nbytes), builder.making(0, shape.nbytes))
     if builder.rank != 0:
         value = builder.recv(_parent(builder, 0), 0, shape.nbytes, result=0)
     _down(builder, 0, value)

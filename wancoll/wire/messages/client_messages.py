@@ -30,13 +30,15 @@ class Post(Message, frozen=True):
     the contributors.
 
     *filled* is another offset, a multiple of 64 and apart from the input and the result: of a byte for each BLOCK of
-    the input, 0 until the block is there. -1: all of it is there. Who sets bytes rings the bell: writes to the eventfd
-    of Attached.
+    the input's elements, 0 until the block is there. -1: all of it is there. Who sets bytes rings the bell: writes to
+    the eventfd of Attached.
 
     *ahead*: a recv that only a send which fits it shall meet; others pass it by (R16).
 
-    *shown* is such an offset, too: of a 32-bit word for each BLOCK of the result, which becomes the number of the
-    attempt (Result.attempts) when the block is final in it. -1: nobody looks.
+    *shown* is such an offset, too: of a 32-bit word for each BLOCK of the result's elements, which becomes the number
+    of the attempt (Result.attempts) when the block is final in it. -1: nobody looks.
+
+    *input_coded*, *result_coded*: that buffer holds the elements in the call's codec, in whole blocks.
     """
 
     id: Number  # counts the client's calls from 1
@@ -49,6 +51,8 @@ class Post(Message, frozen=True):
     filled: Annotated[int, Meta(ge=-1, le=MOST)] = -1
     ahead: bool = False
     shown: Annotated[int, Meta(ge=-1, le=MOST)] = -1
+    input_coded: bool = False
+    result_coded: bool = False
 
 
 class Detach(Message, frozen=True):
