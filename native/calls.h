@@ -26,10 +26,10 @@ typedef struct {
     uint64_t answered; /* the client's number: it is committed */
 } wc_call;
 
-/* The client's side; each is one call into C, so no signal of Python comes between. wake: the socket that tells the other
-   end. Posts a call. */
-void wc_call_post(wc_call *slot, int wake, uint64_t number, uint64_t prepared, uint64_t input, uint64_t result,
-                  int64_t filled, int64_t shown);
+/* The client's side; each is one call into C, so no signal of Python comes between. Posts a call in the slot that *count,
+   the number of calls that were posted before, leads to; it is counted. wake: the socket that tells the other end. */
+void wc_call_post(wc_call *ring, uint64_t *count, int wake, uint64_t number, uint64_t prepared, uint64_t input,
+                  uint64_t result, int64_t filled, int64_t shown);
 /* Whether call `number` is committed: then a copy of its slot is in `out`. */
 int wc_call_committed(const wc_call *slot, uint64_t number, wc_call *out);
 
@@ -59,8 +59,8 @@ typedef struct {
     uint32_t voters;
 } wc_terms;
 
-/* A client with this ring and this arena. wake: a connected unix socket that stays the caller's until wc_caller_free. NULL
-   with errno. The engine does not take calls yet. An event WC_EV_CALLS with op = id tells that calls wait which the
+/* A client with this ring and this arena. wake: a connected unix socket, of which the engine keeps a descriptor of its
+   own. NULL with errno. The engine does not take calls yet. An event WC_EV_CALLS with op = id tells that calls wait which the
    engine does not take, or that it stopped taking them, or has many records: then hold, or look. */
 wc_caller *wc_caller_new(wc_engine *engine, uint64_t id, wc_call *ring, void *arena, uint64_t arena_bytes, int wake);
 /* The engine takes no calls any more, and forgets the client. */

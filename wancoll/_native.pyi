@@ -281,7 +281,17 @@ class _Lib:
     def wc_lane_statistics(self, engine: Pointer, link: int, lane: int, out: LaneStats, /) -> int: ...
     def wc_lane_tcp_info(self, engine: Pointer, link: int, lane: int, out: Pointer, size: int, /) -> int: ...
     def wc_call_post(
-        self, slot: Pointer, wake: int, number: int, prepared: int, input: int, result: int, filled: int, shown: int, /
+        self,
+        ring: Pointer,
+        count: Array[int],
+        wake: int,
+        number: int,
+        prepared: int,
+        input: int,
+        result: int,
+        filled: int,
+        shown: int,
+        /,
     ) -> None: ...
     def wc_call_committed(self, slot: Pointer, number: int, out: Call, /) -> int: ...
     def wc_caller_new(

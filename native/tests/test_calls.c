@@ -20,7 +20,7 @@ typedef struct {
     uint8_t vote[WC_VOTE_BYTES];
     uint64_t others[RANKS];
     wc_op op;
-    uint64_t committed, number, next_op;
+    uint64_t committed, number, next_op, posted;
     atomic_ulong answered; /* the client's number up to which its daemon has answered */
     atomic_bool over;
     long held, taken_over; /* how often, and with how many calls under way */
@@ -102,7 +102,7 @@ static void *run_client(void *argument)
         int32_t *input = tensor(m, number, false);
         for (int i = 0; i < COUNT; i++)
             input[i] = (int32_t)number + i + m->rank;
-        wc_call_post(&m->ring[(number - 1) % WC_CALLS], m->client, number, PREPARED_NUMBER,
+        wc_call_post(m->ring, &m->posted, m->client, number, PREPARED_NUMBER,
                      (uint64_t)((uint8_t *)input - m->arena), (uint64_t)((uint8_t *)tensor(m, number, true) - m->arena), -1, -1);
     }
     CHECK(right);
@@ -264,10 +264,10 @@ static void test_a_lease_that_is_over(void)
     wc_terms terms;
     start(&b, members, 1, UINT64_MAX);
     for (int r = 0; r < 2; r++)
-        wc_call_post(&members[r].ring[0], members[r].client, 1, PREPARED_NUMBER, 0, 8192, -1, -1);
+        wc_call_post(members[r].ring, &members[r].posted, members[r].client, 1, PREPARED_NUMBER, 0, 8192, -1, -1);
     usleep(20000); /* both wait for the third; a slow machine makes the test easier, not wrong */
     wc_lease(b.engines[0], 1);
-    wc_call_post(&members[2].ring[0], members[2].client, 1, PREPARED_NUMBER, 0, 8192, -1, -1);
+    wc_call_post(members[2].ring, &members[2].posted, members[2].client, 1, PREPARED_NUMBER, 0, 8192, -1, -1);
     bool done = false, told = false;
     for (int i = 0; i < 2; i++) {
         const wc_event event = next_event(b.engines[0], 5000);
@@ -284,6 +284,52 @@ static void test_a_lease_that_is_over(void)
     }
     free(records);
     stop(&b, members);
+}
+
+/* A client that goes, in the middle of its wake-ups: nothing is told any more, and no descriptor is read that has its
+   number by now. */
+static void test_clients_that_go(void)
+{
+    wc_config config = {.workers = 1, .segment = 1 << 16, .stripe = 1 << 14};
+    wc_engine *engine = wc_engine_new(&config);
+    wc_call *ring = calloc(WC_CALLS, sizeof *ring);
+    uint8_t *arena = calloc(1, ARENA);
+    long kept = 0;
+    for (int round = 0; round < 3000; round++) {
+        int ends[2];
+        must(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0, "socketpair");
+        wc_caller *caller = wc_caller_new(engine, (uint64_t)round, ring, arena, ARENA, ends[1]);
+        must(caller != NULL, "caller");
+        for (int i = 0; i < round % 4; i++)
+            must(send(ends[0], "", 1, MSG_NOSIGNAL) == 1, "send");
+        if (round % 3)
+            close(ends[0]);
+        wc_caller_free(caller);
+        close(ends[1]);
+        int others[2]; /* one of them has the number */
+        must(socketpair(AF_UNIX, SOCK_STREAM, 0, others) == 0, "socketpair");
+        must(send(others[0], "kept", 4, 0) == 4 && send(others[1], "kept", 4, 0) == 4, "send");
+        for (int i = 0; i < 2; i++) {
+            char bytes[8];
+            kept += recv(others[i], bytes, sizeof bytes, MSG_DONTWAIT) == 4;
+            close(others[i]);
+        }
+        if (!(round % 3))
+            close(ends[0]);
+        wc_event event;
+        while (wc_engine_events(engine, &event, 1))
+            CHECK(event.type == WC_EV_CALLS);
+    }
+    CHECK(kept == 6000);
+    CHECK(wc_link_open(engine, 1, 1, 1, 1) == 0);
+    int pair[2];
+    tcp_pair(pair);
+    CHECK(wc_lane_attach(engine, 1, 0, pair[0], 1) == 0); /* reserves room for an event: the books are right */
+    close(pair[1]);
+    CHECK(next_event(engine, 5000).type == WC_EV_LANE_DOWN);
+    wc_engine_free(engine);
+    free(ring);
+    free(arena);
 }
 
 /* A client that writes to its ring what it likes harms itself alone. */
@@ -308,7 +354,8 @@ static void test_nonsense(void)
     wc_call_record *records = calloc(WC_RECORDS, sizeof *records);
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         wc_terms terms;
-        wc_call_post(&members[0].ring[0], members[0].client, bad[i].posted, bad[i].prepared, bad[i].input, bad[i].result,
+        members[0].posted = 0;
+        wc_call_post(members[0].ring, &members[0].posted, members[0].client, bad[i].posted, bad[i].prepared, bad[i].input, bad[i].result,
                      bad[i].filled, bad[i].shown);
         const wc_event event = next_event(b.engines[0], i ? 5000 : 50);
         CHECK(event.type == (i ? WC_EV_CALLS : 0)); /* a number that comes later is no mistake */
@@ -331,6 +378,7 @@ int main(void)
     test_takeovers(1);
     test_takeovers(3);
     test_a_lease_that_is_over();
+    test_clients_that_go();
     test_nonsense();
     printf("%ld checks passed, %ld failed\n", passed, failed);
     return failed != 0;

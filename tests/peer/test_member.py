@@ -14,6 +14,7 @@ from wancoll.errors import ProtocolError
 from wancoll.peer.core import commands as cmd
 from wancoll.peer.core import links, outcomes
 from wancoll.peer.core import member as core
+from wancoll.peer.core.calls import EPOCHS_SPOKEN_OF
 from wancoll.peer.core.op import OpState
 from wancoll.wire import messages as m
 from wancoll.wire.epochs import brief, change
@@ -745,8 +746,11 @@ def test_an_epoch_that_the_client_cannot_know_is_nonsense() -> None:
         d.post(epoch=2)
     d.member.enter_epoch(epoch(3, 1, 2), 2.0)
     d.post(epoch=3)
+    d.post(data(16), epoch=1)  # another thread of it has made the call before
+    d.member.enter_epoch(epoch(2 + EPOCHS_SPOKEN_OF, 1, 2), 2.0)
+    d.post(epoch=2 + EPOCHS_SPOKEN_OF)
     with pytest.raises(ProtocolError, match="got epoch 1"):
-        d.post(data(17), epoch=1)  # it had known of a later one
+        d.post(data(17), epoch=1)  # no thread is so late
 
 
 # ---- links on demand ----------------------------------------------------------------------------------

@@ -81,6 +81,7 @@ def session_with(engine: Engine, client: socket.socket) -> tuple[Session, list[m
         operations=None,
         recorder=None,
         touched=set(),
+        lease_is_over=lambda: False,
         measuring=False,
         caller=lambda *_: SimpleNamespace(clear=lambda: None, next=lambda number: None),
     )

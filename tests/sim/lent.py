@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from wancoll.collective import SAME_RESULT
 from wancoll.native import ffi, lib
+from wancoll.peer.core import commands as cmd
 from wancoll.peer.core.calls import Call, ResolvedCall
 from wancoll.peer.core.op import Begun
 from wancoll.wire import messages as m
@@ -168,4 +169,10 @@ class Lent:
             if one.done and not one.committed:
                 session.ended_lent(one.engine_id)
         claims = {mid: self._law.claims[i] for i, mid in enumerate(self._others)}
-        session.run(session.peek.take_over(begun, claims, self._next, session.daemon.clock.now))
+        late = self._leaseless()
+        commands = session.peek.take_over(begun, claims, self._next, session.daemon.clock.now, decide=not late)
+        results = [one for one in commands if isinstance(one, cmd.ToClient) and isinstance(one.message, m.Result)]
+        session.world.judge.check(not (late and results), f"{session.peek.name} commits after its lease (C8)")
+        session.run(commands)
+        if late:
+            session.daemon.stop_unheard()

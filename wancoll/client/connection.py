@@ -187,6 +187,7 @@ class Connection:
         coded = (placement.input_coded, placement.result_coded) if placement is not None else (False, False)
         call = work.descriptor
         ring, sent = self._channel.ring, list[int]()
+        before = ring.posted
         first = ring.way(call, work.epoch) if work.peer < 0 and not any(coded) else None
         if first is None:
             data = encode(
@@ -201,14 +202,12 @@ class Connection:
             if first is None:
                 self._channel.send(data, sent)
             else:
-                ring.post(number, first, (*offsets, filled, shown), sent)
+                ring.post(number, first, (*offsets, filled, shown))
         except OSError:
             return False  # full; or gone, and whoever reads finds out why
         finally:
-            if sent:
+            if sent or ring.posted > before:
                 self._last_id = number
-                if first is not None:
-                    ring.posted(number, first)
             else:
                 self._pending.pop(number, None)  # the connection's end, in another thread, takes it away as well
         return True

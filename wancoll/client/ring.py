@@ -11,10 +11,8 @@ import mmap
 import os
 import socket
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
-from itertools import starmap
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -57,8 +55,9 @@ class CallRing:
         self._slots = [slots + slot for slot in range(SLOTS)]
         self._out = ffi.new("wc_call *")
         self._wake, self._recv = self.socket.fileno(), self.socket.recv
-        self._next = 0  # the slot that is used next
-        self._posted: deque[tuple[int, int, m.Result]] = deque()  # number, slot, how a committed one is answered
+        self._count = ffi.new("uint64_t *")  # of the calls that were posted; C counts, so no signal comes between
+        self._ended = 0  # how many of these have an answer
+        self._calls: dict[int, tuple[int, m.Result]] = {}  # by slot: number, and how it is answered but for its figures
         self._known: dict[Descriptor, m.Result] = {}  # of the newest epoch: the first result of each
 
     def learn(self, call: Descriptor, first: m.Result) -> None:
@@ -68,23 +67,24 @@ class CallRing:
         if first.prepared:
             self._known[call] = first
 
+    @property
+    def posted(self) -> int:
+        """How many calls have gone this way."""
+        return self._count[0]
+
     def way(self, call: Descriptor, epoch: int) -> m.Result | None:
         """Whether *call*, made in *epoch*, can go this way now: then its first result, else None."""
         known = self._known.get(call)
-        return known if known is not None and known.epoch == epoch and len(self._posted) < SLOTS else None
+        free = self.posted - self._ended < SLOTS
+        return known if free and known is not None and known.epoch == epoch else None
 
-    def post(self, number: int, first: m.Result, regions: tuple[int, int, int, int], sent: list[Any]) -> None:
-        """Post a call that can go this way. *sent* has an item afterwards if it went out, whatever is raised.
+    def post(self, number: int, first: m.Result, regions: tuple[int, int, int, int]) -> None:
+        """Post a call that can go this way; *posted* counts it if it went out, whatever is raised.
 
-        *regions* as in Post: input, result, filled, shown. Once *sent* has an item, posted() has to be called.
+        *regions* as in Post: input, result, filled, shown.
         """
-        call = (self._slots[self._next], self._wake, number, first.prepared, *regions)
-        sent.extend(starmap(lib.wc_call_post, (call,)))  # one call into C, as in channel.py
-
-    def posted(self, number: int, first: m.Result) -> None:
-        """Call *number* went out."""
-        self._posted.append((number, self._next, first))
-        self._next = (self._next + 1) % SLOTS
+        self._calls[self.posted % SLOTS] = number, first  # before it goes: another thread may see the answer at once
+        lib.wc_call_post(self._slots[0], self._count, self._wake, number, first.prepared, *regions)
 
     def answers(self, handle: Callable[[m.Result], None], pending: Mapping[int, Work]) -> bool:
         """Call *handle* with the results of *pending* calls that are there; returns whether there was one.
@@ -92,8 +92,9 @@ class CallRing:
         *handle* may see a result a second time if it was interrupted by an exception.
         """
         found = False
-        while self._posted:
-            number, slot, first = self._posted[0]
+        while self._ended < self.posted:
+            slot = self._ended % SLOTS
+            number, first = self._calls[slot]
             work = pending.get(number)
             if work is not None:  # else the daemon has answered it over the other socket
                 if not lib.wc_call_committed(self._slots[slot], number, self._out):
@@ -103,12 +104,11 @@ class CallRing:
                     replace(
                         first, id=number, seq=out.seq, digest=out.digest, bytes_sent=out.bytes_sent, attempts=1,
                         bytes_in_memory=out.bytes_in_memory, bytes_saved=out.bytes_saved, codec_error=out.codec_error,
-                        by_engine=True,
-                        seconds=time.monotonic() - work.posted_at,
+                        by_engine=True, seconds=time.monotonic() - work.posted_at,
                     )
                 )  # fmt: skip
                 found = True
-            self._posted.popleft()
+            self._ended += 1
         return found
 
     def drain(self) -> None:

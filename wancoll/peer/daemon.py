@@ -445,15 +445,19 @@ class Daemon:
                 session.member.master_is_back()
             self.settle()
 
+    def lease_is_over(self) -> bool:
+        """See Host."""
+        limits, lease = self.config.limits, self.control.commit_lease
+        return lease.is_over(clock.awake_or_asleep(), self.control.heartbeat_timeout, limits.master_grace)
+
     def stop_unheard(self) -> None:
         """Before anything that may commit: members that do so by themselves end where a group may have formed anew.
 
         The master waits from when it heard this daemon last, which may have slept since (C8).
         """
-        now, lease = clock.awake_or_asleep(), self.control.commit_lease
-        if not lease.is_over(now, self.control.heartbeat_timeout, self.config.limits.master_grace):
+        if not self.lease_is_over():
             return
-        waited = lease.unheard(now)
+        waited = self.control.commit_lease.unheard(clock.awake_or_asleep())
         cause = "no answer while this daemon slept" if self.control.connected else self._no_master_reason
         for session in list(self.sessions):
             if session.peek.votes:

@@ -31,7 +31,7 @@ from wancoll.peer.config import PeerConfig
 from wancoll.peer.control import Control
 from wancoll.peer.core import commands as cmd
 from wancoll.peer.core import links, outcomes
-from wancoll.peer.core.calls import Call, EpochView, ResolvedCall, noise
+from wancoll.peer.core.calls import EPOCHS_SPOKEN_OF, Call, EpochView, ResolvedCall, noise
 from wancoll.peer.core.member import Member
 from wancoll.peer.core.op import Begun, Op, OpState
 from wancoll.peer.core.tracing import Recorder
@@ -79,6 +79,9 @@ class Host(Protocol):
 
     def caller(self, number: int, ring: RingMemory, arena: Arena) -> Caller:
         """Let the engine know a client."""
+
+    def lease_is_over(self) -> bool:
+        """Whether members may not commit by themselves any more (C8)."""
 
     def allow_commits(self) -> None:
         """Tell the engine until when it may commit by itself (C8)."""
@@ -278,6 +281,8 @@ class Session:
 
     def settle(self) -> None:
         """Take the calls that wait in the ring; let the engine take those that follow, if nothing stands in its way."""
+        if not self._lent:
+            self._caller.hold()  # what comes into the ring from here on is told again
         while self._takes_calls() and not self._is_full() and self._take_from_ring():
             pass
         if self._lent or not self._offered or not self._may_lend():
@@ -337,8 +342,8 @@ class Session:
         if not number and len(self._offered) < PREPARED:
             number = self._offered[call] = next(self._numbers)
             epoch = view.epoch.epoch
-            for old in [one for one, (of, _) in self._by_number.items() if of < epoch]:
-                del self._by_number[old]  # the client knows this epoch, and speaks of none before any more
+            for old in [one for one, (of, _) in self._by_number.items() if of < epoch - EPOCHS_SPOKEN_OF]:
+                del self._by_number[old]
             self._by_number[number] = epoch, call
             self._unprepared.add(number)
         return number
@@ -382,12 +387,17 @@ class Session:
                 self._in_engine.add(one.op)
                 self._daemon.started(one.op, self)
         claims = {by_link[link]: claim for link, claim in known.claims.items() if link in by_link}
-        self.run(self.peek.take_over(begun, claims, known.op, self._daemon.now()))
+        late = self._daemon.lease_is_over()  # then nothing is committed any more, by whatever has come before (C8)
+        self.run(self.peek.take_over(begun, claims, known.op, self._daemon.now(), decide=not late))
+        if late:
+            self._daemon.stop_unheard()
 
     async def _take(self, messages: list[m.FromClient]) -> bool:
         self._taking = True
         for message in messages:
             self.hold()
+            if isinstance(message, m.Post):
+                self._take_before(message.id)
             if self._daemon.ending and not isinstance(message, m.Detach):
                 await trio.sleep_forever()  # no new ops while draining; the daemon cancels this when it leaves
             if self._leaves_at(message):
@@ -405,7 +415,8 @@ class Session:
                 raise ProtocolError(
                     "sent a message out of place", who=self.member.name, expected="Post or Detach", got=str(message)
                 )
-            self._post_in_order(message)
+            self._take_before(message.id)
+            self._post(message)
         self._taking = False
         self._daemon.settle()
         return True
@@ -448,12 +459,10 @@ class Session:
         full = self.peek.in_flight >= self._daemon.config.limits.ops_in_flight and not self.peek.over
         return full or bool(self._behind)
 
-    def _post_in_order(self, post: m.Post) -> None:
-        """Post a call that came over the socket, after those in the ring that the client has called before."""
-        self.hold()
-        while self._taken + 1 < post.id and self._take_from_ring():
+    def _take_before(self, number: int) -> None:
+        """Post the calls in the ring that the client has made before call *number*, which came over the socket."""
+        while self._taken + 1 < number and self._take_from_ring():
             pass
-        self._post(post)
 
     def _post(self, post: m.Post) -> None:
         self._daemon.stop_unheard()
@@ -783,7 +792,7 @@ class Session:
             interval, now = self._daemon.config.limits.heartbeat_interval, time.monotonic()
             late = known.oldest and now - known.oldest >= interval
             if not late and max(known.claims.values()) <= known.committed:
-                self._called = known.called
+                self._called = known.committed  # what has begun is young, and may lack its input
                 return
             self.hold()
         self.run(self.member.ask(trio.current_time()))

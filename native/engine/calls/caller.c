@@ -13,12 +13,14 @@
 #include "shared.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <time.h>
+#include <unistd.h>
 
 static uint64_t clock_ns(clockid_t clock)
 {
@@ -36,9 +38,11 @@ static void wake(int socket)
 
 /* ---- the client's side ----------------------------------------------------------------------------------- */
 
-void wc_call_post(wc_call *slot, int socket, uint64_t number, uint64_t prepared, uint64_t input, uint64_t result,
-                  int64_t filled, int64_t shown)
+void wc_call_post(wc_call *ring, uint64_t *count, int socket, uint64_t number, uint64_t prepared, uint64_t input,
+                  uint64_t result, int64_t filled, int64_t shown)
 {
+    wc_call *slot = &ring[*count % WC_CALLS];
+    __atomic_store_n(count, *count + 1, __ATOMIC_RELEASE);
     slot->input = input;
     slot->result = result;
     slot->filled = filled;
@@ -89,7 +93,11 @@ static bool lease_holds(const wc_caller *caller)
 static void commit(wc_caller *caller)
 {
     bool any = false;
-    for (uint64_t seq; lease_holds(caller) && (seq = wc_law_commit(&caller->law));) {
+    if (!lease_holds(caller)) {
+        tell_daemon(caller);
+        return;
+    }
+    for (uint64_t seq; (seq = wc_law_commit(&caller->law));) {
         wc_call_record *record = record_of(caller, seq);
         record->state = WC_CALL_COMMITTED;
         record->ended = clock_ns(CLOCK_MONOTONIC);
@@ -174,6 +182,7 @@ static void take_calls(wc_caller *caller)
         if (__atomic_load_n(&slot->posted, __ATOMIC_ACQUIRE) != caller->number || wc_law_full(&caller->law))
             return; /* or a commit comes first, which looks again */
         const wc_call call = *slot;
+        __atomic_signal_fence(__ATOMIC_SEQ_CST); /* from here on the copy counts */
         const bool room = caller->law.called - caller->told_upto < WC_RECORDS;
         if (!room || call.posted != caller->number || !start(caller, &call)) {
             tell_daemon(caller);
@@ -253,6 +262,7 @@ static void unref(wc_owner *owner)
     wc_caller *caller = (wc_caller *)owner;
     if (atomic_fetch_sub(&caller->refs, 1) > 1)
         return;
+    close(caller->wake);
     pthread_mutex_destroy(&caller->mutex);
     free(caller);
 }
@@ -273,14 +283,16 @@ wc_caller *wc_caller_new(wc_engine *engine, uint64_t id, wc_call *ring, void *ar
     caller->ring = ring;
     caller->arena = arena;
     caller->arena_bytes = arena_bytes;
-    caller->wake = socket;
+    caller->wake = fcntl(socket, F_DUPFD_CLOEXEC, 0); /* its own, since the first worker may be about to read it */
     caller->forgetting = forgetting;
     atomic_init(&caller->refs, 2);
     pthread_mutex_init(&caller->mutex, NULL);
     struct epoll_event event = {.events = EPOLLIN, .data.u64 = (uintptr_t)caller | WC_OWNER};
-    if (epoll_ctl(engine->workers[0].epoll, EPOLL_CTL_ADD, socket, &event) == 0)
+    if (caller->wake >= 0 && epoll_ctl(engine->workers[0].epoll, EPOLL_CTL_ADD, caller->wake, &event) == 0)
         return caller;
     int error = errno;
+    if (caller->wake >= 0)
+        close(caller->wake);
     wc_events_release(&engine->events, 1);
     free(forgetting);
     free(caller);
@@ -392,7 +404,9 @@ int wc_caller_next(wc_caller *caller, uint64_t number, wc_call *out)
     bool found = !caller->law.open && __atomic_load_n(&slot->posted, __ATOMIC_ACQUIRE) == number;
     if (found) {
         *out = *slot;
-        caller->cursor = (caller->cursor + 1) % WC_CALLS;
+        __atomic_signal_fence(__ATOMIC_SEQ_CST);
+        found = out->posted == number;
+        caller->cursor = (caller->cursor + found) % WC_CALLS;
     }
     pthread_mutex_unlock(&caller->mutex);
     return found;
@@ -404,6 +418,7 @@ void wc_caller_free(wc_caller *caller)
     pthread_mutex_lock(&caller->mutex);
     caller->law.open = false;
     bool reserved = !caller->told;
+    caller->told = true; /* the first worker may still come here: it has nothing to tell */
     wc_command *forgetting = caller->forgetting;
     pthread_mutex_unlock(&caller->mutex);
     if (reserved)

@@ -26,6 +26,7 @@ from wancoll.wire import messages as m
 UNEVEN = frozenset({Kind.all_gather, Kind.reduce_scatter})  # kinds that take counts
 _BY_RANK = choose.BLOCKS_IN_INPUT | {Kind.all_gather, Kind.gather}  # kinds with a block for or from every rank
 NOTHING = Schedule(())
+EPOCHS_SPOKEN_OF = 16  # threads of a client may post calls that they made so many epochs before the newest one
 _CALLS_KEPT = 256  # with what they mean in the current epoch
 _WORLDS_KEPT = 4096  # epochs that a client which has not read for long may still speak of
 
@@ -352,7 +353,7 @@ class RepeatedCalls:
         key = post.call, post.epoch, post.peer, Ends(post.input_coded, post.result_coded)
         known = self._calls.get(key)
         if known is None:
-            while self._worlds and next(iter(self._worlds)) < post.epoch:  # what the client knows only grows
+            while self._worlds and next(iter(self._worlds)) < post.epoch - EPOCHS_SPOKEN_OF:
                 del self._worlds[next(iter(self._worlds))]
             known = posted(post, self._worlds.get(post.epoch), mid, self._who)
             keep_newest(self._calls, key, known, _CALLS_KEPT)

@@ -547,10 +547,10 @@ class Collectives(OpTable):
         ready = self._ready and not self._held and tally.others <= self._up and not self.view.too_small
         return ready and not self._asked and not tally.open and tally.committed == self.called
 
-    def take_over(self, begun: Iterable[Begun], claims: Mapping[int, int]) -> list[cmd.Command]:
+    def take_over(self, begun: Iterable[Begun], claims: Mapping[int, int], *, decide: bool) -> list[cmd.Command]:
         """Go on with what the engine has *begun* by itself since the tally was at rest, in the order of its seqs.
 
-        *claims*: by mid, up to where each has said that all is committed.
+        *claims*: by mid, up to where each has said that all is committed. *decide*: False where the lease is over.
         """
         tally, commands = self.tally, list[cmd.Command]()
         assert tally is not None
@@ -585,7 +585,7 @@ class Collectives(OpTable):
             tally.claim(mid, upto)
         for seq in self.open:
             commands += self._differ(seq)
-        return commands + self._decide_all()
+        return commands + (self._decide_all() if decide else [])
 
     # ---- another round of the epoch (C12) ------------------------------------------------------------
 

@@ -393,15 +393,15 @@ class Member:
         return not self.over and not self.master_session.reporting and self.collectives.at_rest
 
     def take_over(
-        self, begun: Iterable[Begun], claims: Mapping[int, int], next_id: int, now: float
+        self, begun: Iterable[Begun], claims: Mapping[int, int], next_id: int, now: float, *, decide: bool
     ) -> list[cmd.Command]:
         """The engine has *begun* these calls by itself; its next attempt would have had *next_id*.
 
-        *claims*: see Collectives.
+        *claims*, *decide*: see Collectives.
         """
         self._at(now)
         self.attempts.next = max(self.attempts.next, next_id)
-        return self.collectives.take_over(begun, claims)
+        return self.collectives.take_over(begun, claims, decide=decide)
 
     def links_ready(self, epoch: int, up: Collection[int]) -> list[cmd.Command]:
         """The neighbours' links are up, and in all those to *up* (mids)."""

@@ -85,7 +85,7 @@ class Watcher:
 
     def _waits_of(self, session: Session, now: float) -> m.Waits | None:
         links = self._seen(session.links, now)
-        return slow_ops.report(session.member, links, now, self._limits.slow_after, session.lacks_input)
+        return slow_ops.report(session.peek, links, now, self._limits.slow_after, session.lacks_input)
 
     def _ask_place(self, session: Session, watched: _Watched, now: float) -> None:
         if now >= max(watched.asked_at, session.attached_at) + _ASK_PLACE:
