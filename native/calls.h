@@ -26,9 +26,12 @@ typedef struct {
     uint64_t answered; /* the client's number: it is committed */
 } wc_call;
 
-/* The client's side; each is one call into C, so no signal of Python comes between. Posts a call in the slot that *count,
-   the number of calls that were posted before, leads to; it is counted. wake: the socket that tells the other end. */
-void wc_call_post(wc_call *ring, uint64_t *count, int wake, uint64_t number, uint64_t prepared, uint64_t input,
+/* The client's side; each is one call into C, so no signal of Python comes between. */
+typedef struct {
+    uint64_t count, number; /* of the calls that were posted; the client's number of the last one */
+} wc_posted;
+/* Posts a call in the next slot, and counts it. wake: the socket that tells the other end. */
+void wc_call_post(wc_call *ring, wc_posted *posted, int wake, uint64_t number, uint64_t prepared, uint64_t input,
                   uint64_t result, int64_t filled, int64_t shown);
 /* Whether call `number` is committed: then a copy of its slot is in `out`. */
 int wc_call_committed(const wc_call *slot, uint64_t number, wc_call *out);

@@ -132,6 +132,10 @@ class Call(Struct, Protocol):
     codec_error: float
     answered: int
 
+class Posted(Struct, Protocol):
+    count: int
+    number: int
+
 class CallRecord(Struct, Protocol):
     call: Call
     op: int
@@ -188,6 +192,8 @@ class _FFI:
     def new(self, cdecl: Literal["wc_call *"]) -> Call: ...
     @overload
     def new(self, cdecl: Literal["wc_terms *"]) -> Terms: ...
+    @overload
+    def new(self, cdecl: Literal["wc_posted *"]) -> Posted: ...
     @overload
     def new(self, cdecl: Literal["wc_call_record[]"], init: int) -> Array[CallRecord]: ...
     @overload
@@ -283,7 +289,7 @@ class _Lib:
     def wc_call_post(
         self,
         ring: Pointer,
-        count: Array[int],
+        posted: Posted,
         wake: int,
         number: int,
         prepared: int,

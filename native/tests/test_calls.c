@@ -20,7 +20,8 @@ typedef struct {
     uint8_t vote[WC_VOTE_BYTES];
     uint64_t others[RANKS];
     wc_op op;
-    uint64_t committed, number, next_op, posted;
+    uint64_t committed, number, next_op;
+    wc_posted posted;
     atomic_ulong answered; /* the client's number up to which its daemon has answered */
     atomic_bool over;
     long held, taken_over; /* how often, and with how many calls under way */
@@ -354,7 +355,7 @@ static void test_nonsense(void)
     wc_call_record *records = calloc(WC_RECORDS, sizeof *records);
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         wc_terms terms;
-        members[0].posted = 0;
+        members[0].posted = (wc_posted){0};
         wc_call_post(members[0].ring, &members[0].posted, members[0].client, bad[i].posted, bad[i].prepared, bad[i].input, bad[i].result,
                      bad[i].filled, bad[i].shown);
         const wc_event event = next_event(b.engines[0], i ? 5000 : 50);

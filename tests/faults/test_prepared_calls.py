@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import signal
 import socket as socket_module
 import threading
 import time
@@ -15,6 +16,7 @@ import pytest
 
 from tests.faults.support import BUSY, PEERS, close_all, contribution, join, members_fixture, total, wait_until
 from wancoll.chaos import ClientProcess, Cluster, in_threads
+from wancoll.client import connection
 from wancoll.collective import Receipt
 from wancoll.errors import WancollError
 
@@ -63,7 +65,7 @@ def test_repeated_calls_are_the_engines(comms: list[Any], count: int) -> None:
     def calls(k: int) -> list[Receipt]:
         result = np.empty(count, np.float32)
         found = []
-        for number in range(30):
+        for number in range(200):
             found.append(comms[k].all_reduce(tensors[k] if number % 3 else -tensors[k], out=result))
             assert (result == (1111 if number % 3 else -1111)).all()
         return found
@@ -304,3 +306,87 @@ def test_a_client_that_scribbles_over_its_ring_harms_itself_alone(cluster: Clust
     assert len(one) > 100
     os.kill(cluster.pid(1), 0)
     wait_until(lambda: cluster.peer_status(1)["connected"], BUSY, "the daemon is well")
+
+
+def interrupted(socket: str, group: str, seconds: float) -> int:
+    """Call while a timer raises KeyboardInterrupt at any moment; returns how often it did."""
+    import wancoll
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGALRM, interrupt)
+    comm = wancoll.connect(socket=socket, group=group, name="m0", start_world=2)
+    tensor, results = np.full(64, 1, np.float32), [np.empty(64, np.float32) for _ in range(4)]
+    for _ in range(20):
+        comm.all_reduce(tensor, out=results[0])
+    rng, found = random.Random(5), 0
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        try:
+            signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-6, 4e-4))
+            for result in results:
+                comm.all_reduce(tensor, out=result, async_op=True)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        except KeyboardInterrupt:
+            found += 1
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for work in comm._connection.pending:
+            work.wait(timeout=20)
+    comm.close()
+    return found
+
+
+def test_interrupts_at_any_moment_lose_no_call(cluster: Cluster) -> None:
+    process: ClientProcess = cluster.client(0, interrupted, "interrupted", 3.0)
+    other = cluster.connect(1, group="interrupted", name="m1", start_world=2)
+    over, found = threading.Event(), list[Receipt | WancollError]()
+    result = np.empty(64, np.float32)
+    while not over.is_set():
+        receipt = other.all_reduce(np.full(64, 1, np.float32), out=result)
+        assert (result == len(receipt.contributors)).all()
+        found.append(receipt)
+        if len(receipt.contributors) == 1:
+            over.set()
+    assert process.result(30) > 100
+    assert share_by_engine(found) > 0.5
+    other.close()
+
+
+def test_a_thread_that_waits_does_not_hold_up_one_that_calls(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that waits reads for both."""
+    monkeypatch.setattr(connection, "_READ_SECONDS", 60.0)
+    monkeypatch.setattr(connection, "_FOLLOW_SECONDS", 60.0)
+    comms = join(cluster, range(2))
+
+    def member(k: int) -> None:
+        comm, x = comms[k], np.empty(4, np.float32)
+        waiter = threading.Thread(target=lambda: comm.recv(x, source=comm.members.index(f"m{1 - k}")))
+        waiter.start()
+        for number in range(500):
+            out = np.empty(16, np.float32)
+            comm.all_reduce(np.full(16, number, np.float32), out=out, async_op=True).wait(timeout=30)
+            assert (out == 2 * number).all()
+        comm.send(np.ones(4, np.float32), dest=comm.members.index(f"m{1 - k}"))
+        waiter.join(30)
+        assert (x == 1).all()
+
+    in_threads(member, 2, 60)
+    close_all(comms)
+
+
+def test_where_nothing_is_lent_calls_go_through_the_ring_all_the_same(cluster: Cluster, comms: list[Any]) -> None:
+    def calls(k: int, count: int) -> list[Receipt]:
+        out = np.empty(COUNT, np.float32)
+        return [comms[k].all_reduce(contribution(k, COUNT), out=out) for _ in range(count)]
+
+    in_threads(lambda k: calls(k, 100), PEERS, 60)
+    for i in range(PEERS):
+        cluster.failpoint(i, "on_epoch", "kill")  # no epoch comes
+    found = in_threads(lambda k: calls(k, 100), PEERS, 30)  # each would wait for a heartbeat
+    assert not any(receipt.by_engine for receipts in found for receipt in receipts[1:])
+    for i in range(PEERS):
+        cluster.failpoint(i, "on_epoch", "clear")
+    assert any(
+        receipt.by_engine for receipts in in_threads(lambda k: calls(k, 2000), PEERS, 60) for receipt in receipts
+    )

@@ -273,6 +273,7 @@ class Probed:
             links=SimpleNamespace(connector=Connector()),
             sessions=[],
             measuring=False,
+            settle=lambda: None,
         )
         self.measurer = Measurer(daemon, lambda: self.busy)
 

@@ -181,13 +181,14 @@ class Connection:
                 )
 
     def _send(self, work: Work) -> bool:
-        number, placement = self._last_id + 1, work.placement
+        ring, sent = self._channel.ring, list[int]()
+        posted = ring.posted
+        # An interruption may have come before the last one was noted here.
+        number, placement = max(self._last_id, posted.number) + 1, work.placement
         offsets = (placement.input_buffer, placement.result_buffer) if placement is not None else (0, 0)
         filled, shown = (placement.filled, placement.shown) if placement is not None else (-1, -1)
         coded = (placement.input_coded, placement.result_coded) if placement is not None else (False, False)
         call = work.descriptor
-        ring, sent = self._channel.ring, list[int]()
-        before = ring.posted
         first = ring.way(call, work.epoch) if work.peer < 0 and not any(coded) else None
         if first is None:
             data = encode(
@@ -206,7 +207,7 @@ class Connection:
         except OSError:
             return False  # full; or gone, and whoever reads finds out why
         finally:
-            if sent or ring.posted > before:
+            if sent or posted.number == number:
                 self._last_id = number
             else:
                 self._pending.pop(number, None)  # the connection's end, in another thread, takes it away as well

@@ -55,7 +55,7 @@ class CallRing:
         self._slots = [slots + slot for slot in range(SLOTS)]
         self._out = ffi.new("wc_call *")
         self._wake, self._recv = self.socket.fileno(), self.socket.recv
-        self._count = ffi.new("uint64_t *")  # of the calls that were posted; C counts, so no signal comes between
+        self.posted = ffi.new("wc_posted *")  # how many calls, and which; C says so, and no signal comes between
         self._ended = 0  # how many of these have an answer
         self._calls: dict[int, tuple[int, m.Result]] = {}  # by slot: number, and how it is answered but for its figures
         self._known: dict[Descriptor, m.Result] = {}  # of the newest epoch: the first result of each
@@ -67,24 +67,22 @@ class CallRing:
         if first.prepared:
             self._known[call] = first
 
-    @property
-    def posted(self) -> int:
-        """How many calls have gone this way."""
-        return self._count[0]
-
     def way(self, call: Descriptor, epoch: int) -> m.Result | None:
         """Whether *call*, made in *epoch*, can go this way now: then its first result, else None."""
         known = self._known.get(call)
-        free = self.posted - self._ended < SLOTS
+        free = self.posted.count - self._ended < SLOTS
         return known if free and known is not None and known.epoch == epoch else None
 
     def post(self, number: int, first: m.Result, regions: tuple[int, int, int, int]) -> None:
-        """Post a call that can go this way; *posted* counts it if it went out, whatever is raised.
+        """Post a call that can go this way; *posted* says whether it went out, whatever is raised.
 
         *regions* as in Post: input, result, filled, shown.
         """
-        self._calls[self.posted % SLOTS] = number, first  # before it goes: another thread may see the answer at once
-        lib.wc_call_post(self._slots[0], self._count, self._wake, number, first.prepared, *regions)
+        self._calls[self.posted.count % SLOTS] = (
+            number,
+            first,
+        )  # before it goes: another thread may see the answer at once
+        lib.wc_call_post(self._slots[0], self.posted, self._wake, number, first.prepared, *regions)
 
     def answers(self, handle: Callable[[m.Result], None], pending: Mapping[int, Work]) -> bool:
         """Call *handle* with the results of *pending* calls that are there; returns whether there was one.
@@ -92,7 +90,7 @@ class CallRing:
         *handle* may see a result a second time if it was interrupted by an exception.
         """
         found = False
-        while self._ended < self.posted:
+        while self._ended < self.posted.count:
             slot = self._ended % SLOTS
             number, first = self._calls[slot]
             work = pending.get(number)

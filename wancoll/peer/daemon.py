@@ -113,7 +113,9 @@ class Daemon:
             self._beat,
             wallet,
         )
-        self.measurer = Measurer(self, lambda: bool(self._by_engine_id))
+        self.measurer = Measurer(
+            self, lambda: bool(self._by_engine_id) or any(session.busy for session in self.sessions)
+        )
         self.watcher = Watcher(self)
         self._nursery = nursery
         self.sessions: list[Session] = []  # of those who are attached
@@ -135,6 +137,10 @@ class Daemon:
         self.recorder: Recorder | None = None  # while somebody traces
 
     # ---- sessions ------------------------------------------------------------------------------------
+
+    def _is_busy(self) -> bool:
+        """Whether an operation is under way."""
+        return bool(self._by_engine_id) or any(session.busy for session in self.sessions)
 
     def settle(self) -> None:
         """All that has come is taken in: let the engine take calls by itself again where nothing stands in its way."""

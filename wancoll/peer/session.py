@@ -780,6 +780,14 @@ class Session:
             return self._daemon.engine.lacks_input(op.engine_id)
         return self._has_gaps(op)  # the engine has not seen it yet
 
+    @property
+    def busy(self) -> bool:
+        """Whether a call is under way of which only the engine knows."""
+        known = self._caller.look() if self._lent else None
+        if known is not None:
+            self._take_over(known)
+        return known is not None and known.oldest > 0
+
     def look(self) -> None:
         """At each heartbeat: which of the inputs that were being filled are there, and which votes are not.
 

@@ -38,11 +38,12 @@ static void wake(int socket)
 
 /* ---- the client's side ----------------------------------------------------------------------------------- */
 
-void wc_call_post(wc_call *ring, uint64_t *count, int socket, uint64_t number, uint64_t prepared, uint64_t input,
+void wc_call_post(wc_call *ring, wc_posted *posted, int socket, uint64_t number, uint64_t prepared, uint64_t input,
                   uint64_t result, int64_t filled, int64_t shown)
 {
-    wc_call *slot = &ring[*count % WC_CALLS];
-    __atomic_store_n(count, *count + 1, __ATOMIC_RELEASE);
+    wc_call *slot = &ring[posted->count % WC_CALLS];
+    posted->number = number;
+    __atomic_store_n(&posted->count, posted->count + 1, __ATOMIC_RELEASE);
     slot->input = input;
     slot->result = result;
     slot->filled = filled;

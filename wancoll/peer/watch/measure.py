@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import structlog
 import trio
@@ -129,22 +130,13 @@ class Measurer:
 
     async def _send_burst(self, ask: m.MeasureLink) -> float:
         """Bytes per second; 0: not known."""
-        self._daemon.measuring = True
-        for session in self._daemon.sessions:
-            session.hold()
-        try:
-            return await self._try_burst(ask)
-        finally:
-            self._daemon.measuring = False
-
-    async def _try_burst(self, ask: m.MeasureLink) -> float:
         for _ in range(_BURST_TRIES):
             if not await self._idle():
                 break
             self._burst = trio.CancelScope()
             rate = 0.0
             try:
-                with contained("a burst", lambda: ask, expected=(DialFailed,)), self._burst:
+                with contained("a burst", lambda: ask, expected=(DialFailed,)), self._alone(), self._burst:
                     rate = await burst(self._daemon.links.connector, ask, self._limits.probe_timeout)
             except DialFailed as bad:
                 log.info("bandwidth not measured", daemon=ask.daemon, reason=str(bad))
@@ -153,6 +145,18 @@ class Measurer:
                 log.info("bandwidth measured", daemon=ask.daemon, megabytes_per_second=round(rate / 1e6, 3))
                 return rate
         return 0.0
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Whatever begins inside is seen, so that a burst gives way to it."""
+        self._daemon.measuring = True
+        for session in self._daemon.sessions:
+            session.hold()
+        try:
+            yield
+        finally:
+            self._daemon.measuring = False
+            self._daemon.settle()
 
     async def _idle(self) -> bool:
         """Wait until no operation is under way; False if there was always one."""
