@@ -156,6 +156,7 @@ class Session:
         self._hearers: dict[tuple[int, ...], Hearers] = {}  # by mids
         self._in_engine: set[int] = set()
         self._lent = False  # the engine takes the client's calls, and has the member's state (C13)
+        self._voters: dict[int, int] = {}  # then: mids of the others, by number of the link to each
         self._offered: dict[Call, int] = {}  # calls of this epoch that the client may repeat through the ring
         self._by_number: dict[int, tuple[int, Call]] = {}  # those, and of epochs before: epoch and call
         self._numbers = itertools.count(1)
@@ -297,7 +298,8 @@ class Session:
         for number in sorted(self._unprepared):
             self._prepare_call(number, view)
         self._unprepared.clear()
-        claims = {self.links.links[mid, links.COLLECTIVES].number: tally.claims[mid] for mid in sorted(tally.others)}
+        self._voters = {self.links.links[mid, links.COLLECTIVES].number: mid for mid in sorted(tally.others)}
+        claims = {link: tally.claims[mid] for link, mid in self._voters.items()}
         self._daemon.allow_commits()
         self._lent = True
         self._caller.lend(view.epoch.epoch, tally.committed, self._taken + 1, member.attempts.next, claims)
@@ -370,11 +372,10 @@ class Session:
     def _take_over(self, known: Known) -> None:
         """Let the member know what the engine has done by itself."""
         self._taken, ahead = known.number - 1, trio.current_time() - time.monotonic()
-        by_link = {link.number: mid for (mid, _), link in self.links.links.items()}
         begun = []
         for one in known.started:
             call, slot = self._by_number[one.call.prepared][1], one.call
-            heard = frozenset(by_link[link] for link in one.voters if link in by_link)
+            heard = frozenset(self._voters[link] for link in one.voters)
             begun.append(
                 Begun(
                     slot.number, call, slot.input_buffer, slot.result_buffer,
@@ -386,7 +387,7 @@ class Session:
             if not one.done:
                 self._in_engine.add(one.op)
                 self._daemon.started(one.op, self)
-        claims = {by_link[link]: claim for link, claim in known.claims.items() if link in by_link}
+        claims = {self._voters[link]: claim for link, claim in known.claims.items()}
         late = self._daemon.lease_is_over()  # then nothing is committed any more, by whatever has come before (C8)
         self.run(self.peek.take_over(begun, claims, known.op, self._daemon.now(), decide=not late))
         if late:
