@@ -114,6 +114,7 @@ def test_kinds_and_shapes_in_turns_with_many_in_flight(comms: list[Any]) -> None
         assert engine > 0
 
 
+@pytest.mark.check
 def test_threads_of_one_client_share_the_ring(comms: list[Any]) -> None:
     """Threads of a member call in one order, and wait side by side."""
 
@@ -156,6 +157,7 @@ def test_daemons_are_killed_amid_repeated_calls(count: int, rng: random.Random) 
                 assert any(isinstance(one, Receipt) and f"m{victim}" not in one.contributors for one in found)
 
 
+@pytest.mark.check
 def test_a_client_dies_amid_repeated_calls(cluster: Cluster) -> None:
     comms = join(cluster, range(3))
     over = threading.Event()
@@ -218,6 +220,7 @@ def test_a_daemon_that_slept_longer_than_the_lease_commits_nothing() -> None:
         close_all(comms)
 
 
+@pytest.mark.check
 def test_joiners_and_updates_amid_repeated_calls(cluster: Cluster) -> None:
     """An epoch ends the calls that were prepared; they are learnt anew in the next one."""
     comms = join(cluster, range(2), group="grows")
@@ -274,6 +277,7 @@ def scribble(socket: str, group: str) -> str:
     return "went on"
 
 
+@pytest.mark.check
 def test_a_client_that_scribbles_over_its_ring_harms_itself_alone(cluster: Cluster) -> None:
     hostile: ClientProcess = cluster.client(1, scribble, "scribbled")
     comm = cluster.connect(0, group="scribbled", name="m0", start_world=2)
@@ -337,6 +341,7 @@ def interrupted(socket: str, group: str, seconds: float) -> int:
     return found
 
 
+@pytest.mark.check
 def test_interrupts_at_any_moment_lose_no_call(cluster: Cluster) -> None:
     process: ClientProcess = cluster.client(0, interrupted, "interrupted", 3.0)
     other = cluster.connect(1, group="interrupted", name="m1", start_world=2)
@@ -375,6 +380,7 @@ def test_a_thread_that_waits_does_not_hold_up_one_that_calls(cluster: Cluster, m
     close_all(comms)
 
 
+@pytest.mark.check
 def test_where_nothing_is_lent_calls_go_through_the_ring_all_the_same(cluster: Cluster, comms: list[Any]) -> None:
     def calls(k: int, count: int) -> list[Receipt]:
         out = np.empty(COUNT, np.float32)

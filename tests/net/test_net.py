@@ -226,7 +226,7 @@ async def test_the_busiest_address_gives_way(
     assert len(handshakes) == 0
 
 
-@pytest.mark.parametrize(("address", "rate", "at_least"), [("a", 1500, 85), ("a", 5000, 50), ("", 5000, 85)])
+@pytest.mark.parametrize(("address", "rate", "at_least"), [("a", 1500, 72), ("a", 5000, 45), ("", 5000, 75)])
 async def test_of_a_crowd_that_comes_fast_most_come_through(
     address: str, rate: int, at_least: int, autojump_clock: trio.testing.MockClock
 ) -> None:
@@ -250,7 +250,7 @@ async def test_of_a_crowd_that_comes_fast_most_come_through(
                 nursery.start_soon(honest)
             await trio.sleep(1 / rate)
         nursery.cancel_scope.cancel()
-    assert through >= at_least  # of 100
+    assert through >= at_least  # of 100; chance decides, and takes five standard deviations for that
 
 
 async def test_so_many_strangers_a_second_are_let_in(autojump_clock: trio.testing.MockClock) -> None:
