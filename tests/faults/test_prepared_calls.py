@@ -396,3 +396,31 @@ def test_where_nothing_is_lent_calls_go_through_the_ring_all_the_same(cluster: C
     assert any(
         receipt.by_engine for receipts in in_threads(lambda k: calls(k, 2000), PEERS, 60) for receipt in receipts
     )
+
+
+@pytest.mark.check
+def test_codecs_and_other_kinds_have_the_bits_of_their_first_call(comms: list[Any]) -> None:
+    def calls(k: int) -> list[tuple[str, int]]:
+        comm, x, found = comms[k], np.random.default_rng(k).normal(size=5000).astype(np.float32), []
+        for codec in ("int8", "fp8", "bf16", "int4"):
+            results, engine = set[tuple[bytes, str, float, int]](), 0
+            for _ in range(60):
+                y = np.empty_like(x)
+                receipt = comm.all_reduce(x, out=y, codec=codec)
+                results.add((y.tobytes(), receipt.digest, receipt.codec_error, receipt.bytes_saved))
+                engine += receipt.by_engine
+            assert len(results) == 1
+            found.append((results.pop()[1], engine))
+        engine = 0
+        for number in range(60):
+            gathered, share = np.empty(100 * PEERS, np.float32), np.empty(100, np.float32)
+            engine += comm.all_gather(x[:100] + number, out=gathered).by_engine
+            assert (gathered.reshape(PEERS, 100)[comm.rank] == x[:100] + number).all()
+            all_of_it = np.arange(100 * PEERS, dtype=np.float32)
+            engine += comm.reduce_scatter(all_of_it, out=share).by_engine
+            assert (share == PEERS * all_of_it.reshape(PEERS, 100)[comm.rank]).all()
+        return [*found, ("", engine)]
+
+    outcomes = in_threads(calls, PEERS, 60)
+    assert len({tuple(digest for digest, _ in found) for found in outcomes}) == 1
+    assert all(engine > 0 for found in outcomes for _, engine in found)
