@@ -46,7 +46,7 @@ def by_seq(receipts: list[Receipt | WancollError]) -> dict[int, tuple[str, tuple
 
 
 def check_alike(outcomes: list[list[Receipt | WancollError]]) -> None:
-    """Whoever has a result of an operation has the same one."""
+    """Check that all who have a result of an operation have the same one."""
     known: dict[int, tuple[str, tuple[str, ...]]] = {}
     for receipts in outcomes:
         for seq, what in by_seq(receipts).items():
@@ -186,8 +186,7 @@ def test_a_daemon_that_slept_longer_than_the_lease_commits_nothing() -> None:
     """C8: the master may have given the group to others meanwhile; engines look at the time before each commit."""
     with Cluster(2, fork=True, heartbeat_timeout=1.0, peer_args=["--master-grace=1.5"]) as cluster:
         comms = join(cluster, range(2))
-        over, slept = threading.Event(), threading.Event()
-        late = [0, 0]
+        slept, late = threading.Event(), [0, 0]
 
         def member(k: int) -> Any:
             result, tensor = np.empty(COUNT, np.float32), contribution(k, COUNT)
@@ -215,7 +214,6 @@ def test_a_daemon_that_slept_longer_than_the_lease_commits_nothing() -> None:
             assert isinstance(bad, WancollError)
             assert engine > 50
         sleeper.join()
-        over.set()
         assert max(late) <= 1, "what had been committed before may be told now"
         close_all(comms)
 

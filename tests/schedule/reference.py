@@ -182,7 +182,7 @@ class _Run:
         return self._elements(data)
 
     def digest(self, rank: int) -> int:
-        """Of the rank's result, which is there; with a codec of its encoded form."""
+        """The digest of the rank's result, which is there; with a codec that of its encoded form."""
         if self._coding is None:
             return numbers.digest(self._memory[rank][Buffer.result].data.tobytes())
         coded = self._memory[rank][Buffer.result if self._ends[rank].result else Buffer.scratch].data
