@@ -14,6 +14,12 @@ enum {
     WC_VOTE_BYTES = 41, /* wancoll/wire/note.py has the layout */
 };
 
+/* What a client is told of a call that is committed. */
+typedef struct {
+    uint64_t seq, digest, bytes_sent, bytes_in_memory, bytes_saved;
+    double codec_error;
+} wc_answer;
+
 /* A slot. The client writes `posted` and all before it, the engine `answered` and what lies between; each writes the
    number of the call last. Neither believes the other: both copy a slot before they look at it. */
 typedef struct {
@@ -21,8 +27,7 @@ typedef struct {
     int64_t filled, shown;  /* the same, of the tables that Post has; -1: none */
     uint64_t prepared;      /* number of the prepared call */
     uint64_t posted;        /* the client's number of this call */
-    uint64_t seq, digest, bytes_sent, bytes_in_memory, bytes_saved;
-    double codec_error;
+    wc_answer answer;
     uint64_t answered; /* the client's number: it is committed */
 } wc_call;
 
@@ -42,7 +47,7 @@ typedef struct wc_caller wc_caller;
 /* What the engine says of one call that it has started. */
 enum { WC_CALL_RUNS, WC_CALL_DONE, WC_CALL_COMMITTED };
 typedef struct {
-    wc_call call;     /* as the client has posted it, with what it was told where it is committed */
+    wc_call call;     /* as the client has posted it, with what is known of the answer */
     uint64_t op;      /* id of its attempt in the engine */
     uint64_t began, ended; /* nanoseconds of CLOCK_MONOTONIC; ended: when it was committed */
     uint64_t state;   /* WC_CALL_RUNS and so on. Where it is done its vote was sent, or is about to be */
@@ -63,8 +68,8 @@ typedef struct {
 } wc_terms;
 
 /* A client with this ring and this arena. wake: a connected unix socket, of which the engine keeps a descriptor of its
-   own. NULL with errno. The engine does not take calls yet. An event WC_EV_CALLS with op = id tells that calls wait which the
-   engine does not take, or that it stopped taking them, or has many records: then hold, or look. */
+   own. NULL with errno. The engine does not take calls yet. An event WC_EV_CALLS with op = id tells that calls wait
+   which the engine does not take, or that it stopped taking them, or has many records: then hold, or look. */
 wc_caller *wc_caller_new(wc_engine *engine, uint64_t id, wc_call *ring, void *arena, uint64_t arena_bytes, int wake);
 /* The engine takes no calls any more, and forgets the client. */
 void wc_caller_free(wc_caller *caller);

@@ -93,11 +93,11 @@ typedef struct {
     uint32_t steps_count;
     uint32_t digest; /* 0: no digest wanted (no data) */
     const wc_step *steps; /* copied by wc_post */
-    /* A byte for each WC_DIGEST_BLOCK of the input's elements: not 0 once the block is there, for good. Steps wait for what
-       they read; whoever sets a byte then rings a bell. NULL: all of the input buffer is there */
+    /* A byte for each WC_DIGEST_BLOCK of the input's elements: not 0 once the block is there, for good. Steps wait for
+       what they read; whoever sets a byte then rings a bell. NULL: all of the input buffer is there */
     const uint8_t *filled;
-    /* A word for each WC_DIGEST_BLOCK of the result's elements: becomes `attempt` when the block is final, with release. Needs a
-       digest. NULL: nobody looks */
+    /* A word for each WC_DIGEST_BLOCK of the result's elements: becomes `attempt` when the block is final, with release.
+       Needs a digest. NULL: nobody looks */
     uint32_t *shown;
     uint32_t attempt;
     /* The vote that the engine sends over these links the moment the op has finished, unless it was withheld; copied by
@@ -109,7 +109,8 @@ typedef struct {
 
 enum {
     WC_EV_DONE = 1, /* op finished here: value = digest, extra = bytes sent, in_memory = those of them that went
-                       through pipes, saved = raw bytes that the codec kept off the wire, error_squares and norm_squares = sums over the measured encodes, voted = its vote is sent, or about to be */
+                       through pipes, saved = raw bytes that the codec kept off the wire, error_squares and norm_squares
+                       = sums over the measured encodes, voted = its vote is sent, or about to be */
     WC_EV_CANCELLED, /* the engine no longer touches the op's memory */
     WC_EV_LANE_DOWN, /* link, lane; error = errno (0: closed by the other end, EPROTO: broke the protocol, EBADMSG: checksum);
                         text says more. The link is of no use any more: close it */

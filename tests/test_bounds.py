@@ -240,7 +240,6 @@ BOUNDS = {
     "wancoll/peer/session.py: Session._by_number": "PREPARED of an epoch that the client knows, and of the one before",
     "wancoll/peer/session.py: Session._offered": "PREPARED",
     "wancoll/peer/session.py: Session._unprepared": "PREPARED",
-    "wancoll/peer/session.py: Session._voters": "VOTERS",
     "wancoll/peer/session.py: Session._in_engine": "ops_in_flight",
     "wancoll/peer/session.py: Session._behind": "ops_in_flight, and what is said while they are copied",
     "wancoll/peer/session.py: Session._prepared": "_SHAPES_KEPT",

@@ -117,6 +117,14 @@ class CodecBlock(Struct, Protocol):
     elements: int
     bytes: int
 
+class Answer(Struct, Protocol):
+    seq: int
+    digest: int
+    bytes_sent: int
+    bytes_in_memory: int
+    bytes_saved: int
+    codec_error: float
+
 class Call(Struct, Protocol):
     input: int
     result: int
@@ -124,12 +132,7 @@ class Call(Struct, Protocol):
     shown: int
     prepared: int
     posted: int
-    seq: int
-    digest: int
-    bytes_sent: int
-    bytes_in_memory: int
-    bytes_saved: int
-    codec_error: float
+    answer: Answer
     answered: int
 
 class Posted(Struct, Protocol):

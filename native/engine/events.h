@@ -24,5 +24,6 @@ void wc_events_signal(wc_events *events);
 /* LANE_DOWN; what the format says is for people */
 wc_event wc_event_lane_down(uint64_t link, uint32_t lane, int error, const char *format, va_list arguments);
 int wc_events_take(wc_events *events, wc_event *out, int cap);
+uint64_t wc_now(int clock); /* nanoseconds of that clock; events tell of CLOCK_MONOTONIC */
 
 #endif

@@ -180,20 +180,13 @@ static void run_commands(wc_worker *worker)
 
 /* ---- the thread ------------------------------------------------------------------------------------------ */
 
-static uint64_t now(void)
-{
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
-}
-
 /* What comes next often comes at once, and to be woken takes longer than to wait for it: where a core is free for that,
    an op of 4 KiB takes four fifths of the time. Only the worker that has all short ops of a machine (no_turns) does it:
    with eight, ops of 1 MiB took a tenth longer. */
 static int wait_for(const wc_worker *worker, struct epoll_event *events, int timeout)
 {
     if (timeout && worker->patience)
-        for (uint64_t end = now() + worker->patience; now() < end;) {
+        for (uint64_t end = wc_now(CLOCK_MONOTONIC) + worker->patience; wc_now(CLOCK_MONOTONIC) < end;) {
             int n = epoll_wait(worker->epoll, events, BATCH, 0);
             if (n)
                 return n;

@@ -122,7 +122,7 @@ static void go_on(member *m, wc_call_record *records, int count, wc_terms *terms
     m->next_op = terms->op;
     m->committed = terms->committed;
     for (int i = 0; i < count; i++) {
-        const uint64_t seq = records[i].call.seq;
+        const uint64_t seq = records[i].call.answer.seq;
         if (records[i].state == WC_CALL_COMMITTED)
             continue;
         m->taken_over++;
@@ -178,7 +178,7 @@ static void *run_daemon(void *argument)
         const int told = wc_caller_look(m->caller, records, &terms, &oldest);
         CHECK(told >= 0 && terms.committed >= last && terms.called >= terms.committed);
         for (int i = 0; i < told; i++)
-            CHECK(records[i].state == WC_CALL_COMMITTED && records[i].call.seq == last + 1 + (uint64_t)i);
+            CHECK(records[i].state == WC_CALL_COMMITTED && records[i].call.answer.seq == last + 1 + (uint64_t)i);
         last = terms.committed;
         if (draw(m, 2))
             continue;

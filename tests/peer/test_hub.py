@@ -42,7 +42,7 @@ class End:
         self.told, self._heard = trio.open_memory_channel[core.Told](math.inf)
         self.owner = self.hub.member(self.told.send_nowait)
         nursery.start_soon(self.hub.keep_time)
-        nursery.start_soon(self.hub.watch_notes, lambda: None)
+        nursery.start_soon(self.hub.watch_notes, lambda: None, lambda: None)
         nursery.start_soon(self._watch_engine)
 
     async def _watch_engine(self) -> None:

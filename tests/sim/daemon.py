@@ -336,7 +336,7 @@ class Daemon(Process):
 
     def stop_unheard(self) -> None:
         waited = self._commit_lease.unheard(self.clock.now)
-        if self._commit_lease.is_over(self.clock.now, self._timeout, self.limits.master_grace):
+        if self.leaseless:
             for session in [one for one in self.sessions if one.peek.votes]:
                 session.run(session.member.master_unreachable("master", waited, self._no_master_reason))
 

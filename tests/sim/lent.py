@@ -11,10 +11,10 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from wancoll.collective import SAME_RESULT
+from wancoll.commit.begun import Begun, RingCall
 from wancoll.native import ffi, lib
 from wancoll.peer.core import commands as cmd
 from wancoll.peer.core.calls import Call, ResolvedCall
-from wancoll.peer.core.op import Begun
 from wancoll.wire import messages as m
 from wancoll.wire.note import pack, unpack
 
@@ -72,7 +72,7 @@ class Lent:
         """Start the call, if it is one that the engine may start."""
         session, member = self._session, self._session.peek
         view = member.view
-        if not self.lent or view is None or self._leaseless() or lib.wc_law_full(self._law):
+        if not self.lent or view is None or self._session.daemon.leaseless or lib.wc_law_full(self._law):
             return False
         call = member.call(post)
         odd = call.p2p or call.world is not view.world or call.posted.grace or call.posted.rounding == "stochastic"
@@ -90,15 +90,12 @@ class Lent:
         session.start_lent(engine_id, seq, post.id, resolved, call.posted.kind in SAME_RESULT, vote, self._others)
         return True
 
-    def _leaseless(self) -> bool:
-        return self._session.daemon.leaseless
-
     def finished(self, engine_id: int, digest: int, sent: int, compared: bool) -> bool | None:
         """The engine has finished an attempt. True: the daemon need not hear; None: nor is the vote said."""
         seq = self._by_id.get(engine_id)
         if not self.lent or seq is None:
             return False
-        if self._leaseless():
+        if self._session.daemon.leaseless:
             return None
         one = self._started[seq]
         one.done, one.digest, one.sent = True, digest, sent
@@ -109,7 +106,7 @@ class Lent:
         """Commit what can be."""
         session, view = self._session, self._session.peek.view
         assert view is not None
-        while self.lent and not self._leaseless() and (seq := lib.wc_law_commit(self._law)):
+        while self.lent and not self._session.daemon.leaseless and (seq := lib.wc_law_commit(self._law)):
             one = self._started[seq]
             one.committed, one.ended = True, session.daemon.clock.now
             self.commits += 1
@@ -156,21 +153,24 @@ class Lent:
 
     def _tell(self, seqs: list[int]) -> None:
         session = self._session
-        begun = []
+        begun, calls = [], dict[int, Call]()
         for seq in seqs:
             one, votes = self._started.pop(seq), lib.wc_law_votes(self._law, seq)[0]
+            calls[seq] = one.call
             heard = frozenset(mid for i, mid in enumerate(self._others) if not one.committed and votes.voters >> i & 1)
             begun.append(
                 Begun(
-                    one.post.id, one.call, 0, 0, -1, -1, seq, one.engine_id, one.began, one.ended - one.began,
+                    RingCall(one.post.id, seq, 0, 0, -1, -1), seq, one.engine_id, one.began, one.ended - one.began,
                     one.done, one.committed, one.digest, one.sent, 0, 0.0, 0, heard, votes.heard_digest,
                 )
             )  # fmt: skip
             if one.done and not one.committed:
                 session.ended_lent(one.engine_id)
         claims = {mid: self._law.claims[i] for i, mid in enumerate(self._others)}
-        late = self._leaseless()
-        commands = session.peek.take_over(begun, claims, self._next, session.daemon.clock.now, decide=not late)
+        late = self._session.daemon.leaseless
+        commands = session.peek.take_over(
+            begun, calls.__getitem__, claims, self._next, session.daemon.clock.now, decide=not late
+        )
         results = [one for one in commands if isinstance(one, cmd.ToClient) and isinstance(one.message, m.Result)]
         session.world.judge.check(not (late and results), f"{session.peek.name} commits after its lease (C8)")
         session.run(commands)

@@ -502,8 +502,8 @@ def taking_over_without_what_is_finished() -> Planted:
     """What was voted for runs on, and its vote is said no more."""
     real = Collectives.take_over
 
-    def take_over(self: Collectives, begun: Any, claims: Any, *, decide: bool) -> list[cmd.Command]:
-        return real(self, [one._replace(done=one.committed) for one in begun], claims, decide=decide)
+    def take_over(self: Collectives, begun: Any, calls: Any, claims: Any, *, decide: bool) -> list[cmd.Command]:
+        return real(self, [one._replace(done=one.committed) for one in begun], calls, claims, decide=decide)
 
     return patch.object(Collectives, "take_over", take_over)
 
@@ -512,12 +512,9 @@ def taking_over_in_another_order() -> Planted:
     """The oldest call comes last."""
     real = Collectives.take_over
 
-    def take_over(self: Collectives, begun: Any, claims: Any, *, decide: bool) -> list[cmd.Command]:
-        calls = list(begun)
-        posts = [(one.client_id, one.call) for one in calls]
-        swapped = zip(calls, reversed(posts), strict=True)
-        return real(
-            self, [one._replace(client_id=number, call=call) for one, (number, call) in swapped], claims, decide=decide
-        )
+    def take_over(self: Collectives, begun: Any, calls: Any, claims: Any, *, decide: bool) -> list[cmd.Command]:
+        told = list(begun)
+        swapped = zip(told, reversed([one.call for one in told]), strict=True)
+        return real(self, [one._replace(call=call) for one, call in swapped], calls, claims, decide=decide)
 
     return patch.object(Collectives, "take_over", take_over)

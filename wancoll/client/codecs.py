@@ -283,7 +283,7 @@ class Feed:
                     given[at] = sent = narrowed(self.dtype, wanted)
                 else:
                     coded = memory[coded_bytes(self.codec, start) :]
-                    sent = through(self.codec, _kept_as(self.dtype), wanted, coded, self.dtype)
+                    sent = through(self.codec, kept_as(self.dtype), wanted, coded, self.dtype)
                 np.subtract(wanted, widened(self.dtype, sent), out=lost[at])
                 _drop_infinite(lost[at])
                 if whole is not None:
@@ -341,13 +341,13 @@ def feed(
     return Feed(call, feedback, name, dtype, count, how.codec, late)
 
 
-def _kept_as(dtype: DType) -> DType:
+def kept_as(dtype: DType) -> DType:
     """The dtype of residuals: of half types it is float32, so that what rounding loses is in them, too."""
     return DType.float64 if dtype is DType.float64 else DType.float32
 
 
 def _kept(dtype: DType) -> np.dtype[Any]:
-    return np.dtype(_kept_as(dtype).name)
+    return np.dtype(kept_as(dtype).name)
 
 
 def _drop_infinite(lost: Array) -> None:

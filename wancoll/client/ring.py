@@ -97,7 +97,7 @@ class CallRing:
             if work is not None:  # else the daemon has answered it over the other socket
                 if not lib.wc_call_committed(self._slots[slot], number, self._out):
                     break
-                out = self._out
+                out = self._out.answer
                 handle(
                     replace(
                         first, id=number, seq=out.seq, digest=out.digest, bytes_sent=out.bytes_sent, attempts=1,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Collection
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
+from wancoll.commit.begun import Begun, RingCall
 from wancoll.native import ffi, lib
 from wancoll.native.engine import Engine, Hearers, Prepared
 
@@ -19,46 +20,15 @@ VOTERS = lib.WC_VOTERS  # other members whose votes the engine counts
 RING_BYTES = SLOTS * ffi.sizeof("wc_call")
 
 
-class RingCall(NamedTuple):
-    """A call as the client has put it into a slot."""
-
-    number: int  # the client's own
-    prepared: int
-    input_buffer: int
-    result_buffer: int
-    filled: int
-    shown: int
-
-
-class Started(NamedTuple):
-    """A call that the engine has started, and how far it has come."""
-
-    call: RingCall
-    seq: int
-    op: int  # id of its attempt
-    began: float  # seconds of CLOCK_MONOTONIC
-    seconds: float  # that it took, where it is committed
-    done: bool  # it is finished here, and voted for
-    committed: bool
-    digest: int
-    bytes_sent: int
-    bytes_saved: int
-    codec_error: float
-    bytes_in_memory: int
-    voters: tuple[int, ...]  # links over which votes for it have come
-    heard_digest: int  # that these say
-
-
 class Known(NamedTuple):
     """What the engine knows of a member whose calls it takes."""
 
-    started: list[Started]  # in the order of their seqs, those that it has not told before
+    begun: list[Begun]  # in the order of their seqs, those that it has not told before
     committed: int
-    called: int
     number: int  # of the client's next call
-    op: int  # id of the next attempt
-    claims: dict[int, int]  # by link: up to where its other end has said that all is committed
-    oldest: float  # when the oldest that is open began, seconds of CLOCK_MONOTONIC; 0: none is
+    engine_id: int  # of the next attempt
+    claims: dict[int, int]  # by mid: up to where that member has said that all is committed
+    oldest: float  # when the oldest that is open began, seconds on the shell's clock; 0: none is
 
 
 class Caller:
@@ -79,6 +49,7 @@ class Caller:
         self._terms, self._oldest = ffi.new("wc_terms *"), ffi.new("uint64_t *")
         self._records: c.Array[c.CallRecord] | None = None  # made when they are needed
         self._slot = ffi.new("wc_call *")
+        self._voters = list[int]()  # mids, in the order of terms.links
 
     @property
     def _live(self) -> c.Pointer:
@@ -106,21 +77,27 @@ class Caller:
         lib.wc_caller_clear(self._live)
         self._kept.clear()
 
-    def lend(self, epoch: int, committed: int, number: int, op: int, claims: dict[int, int]) -> None:
-        """From now on the engine takes calls. *number* and *op* are of the next one; *claims* by link of each voter."""
-        terms = self._terms
-        terms.epoch, terms.committed, terms.number, terms.op, terms.voters = epoch, committed, number, op, len(claims)
-        for index, (link, claim) in enumerate(claims.items()):
+    def lend(
+        self, epoch: int, committed: int, number: int, engine_id: int, voters: Mapping[int, tuple[int, int]]
+    ) -> None:
+        """From now on the engine takes calls. *number* and *engine_id* are of the next one.
+
+        *voters*: by mid of each other member, the link to it, and up to where it has said that all is committed.
+        """
+        terms, self._voters = self._terms, list(voters)
+        terms.epoch, terms.committed, terms.number, terms.op = epoch, committed, number, engine_id
+        terms.voters = len(voters)
+        for index, (link, claim) in enumerate(voters.values()):
             terms.links[index], terms.claims[index] = link, claim
         lib.wc_caller_lend(self._live, terms)
 
-    def hold(self) -> Known | None:
-        """Take all over; None: it was held."""
-        return self._known(lib.wc_caller_hold(self._live, self._room(), self._terms))
+    def hold(self, ahead: float = 0.0) -> Known | None:
+        """Take all over; None: it was held. *ahead*: seconds that the shell's clock is ahead of CLOCK_MONOTONIC."""
+        return self._known(lib.wc_caller_hold(self._live, self._room(), self._terms), ahead)
 
-    def look(self) -> Known | None:
-        """What is committed since the last look, while the engine goes on; None: it is held."""
-        return self._known(lib.wc_caller_look(self._live, self._room(), self._terms, self._oldest))
+    def look(self, ahead: float) -> Known | None:
+        """What is committed since the last look, while the engine goes on; None: it is held. *ahead*: see hold()."""
+        return self._known(lib.wc_caller_look(self._live, self._room(), self._terms, self._oldest), ahead)
 
     def next(self, number: int) -> RingCall | None:
         """Take call *number* out of the ring of a held client, if it is there."""
@@ -137,26 +114,24 @@ class Caller:
             self._records = ffi.new("wc_call_record[]", lib.WC_RECORDS)
         return self._records
 
-    def _known(self, count: int) -> Known | None:
+    def _known(self, count: int, ahead: float) -> Known | None:
         if count < 0:
             return None
         terms, oldest = self._terms, self._oldest[0]
-        links = [terms.links[i] for i in range(terms.voters)]
-        started = [_started(self._room()[i], links) for i in range(count)]
-        claims = {link: terms.claims[i] for i, link in enumerate(links)}
-        return Known(started, terms.committed, terms.called, terms.number, terms.op, claims, 1e-9 * oldest)
+        begun = [self._begun(self._room()[i], ahead) for i in range(count)]
+        claims = {mid: terms.claims[i] for i, mid in enumerate(self._voters)}
+        return Known(begun, terms.committed, terms.number, terms.op, claims, 1e-9 * oldest + ahead if oldest else 0.0)
+
+    def _begun(self, record: c.CallRecord, ahead: float) -> Begun:
+        call, answer, committed = record.call, record.call.answer, record.state == lib.WC_CALL_COMMITTED
+        return Begun(
+            _call(call), answer.seq, record.op, 1e-9 * record.began + ahead,
+            1e-9 * (record.ended - record.began) if committed else 0.0,
+            record.state != lib.WC_CALL_RUNS, committed,
+            answer.digest, answer.bytes_sent, answer.bytes_saved, answer.codec_error, answer.bytes_in_memory,
+            frozenset(mid for i, mid in enumerate(self._voters) if record.voters >> i & 1), record.digest,
+        )  # fmt: skip
 
 
 def _call(slot: c.Call) -> RingCall:
     return RingCall(slot.posted, slot.prepared, slot.input, slot.result, slot.filled, slot.shown)
-
-
-def _started(record: c.CallRecord, links: Collection[int]) -> Started:
-    call, state, began = record.call, record.state, 1e-9 * record.began
-    committed = state == lib.WC_CALL_COMMITTED
-    voters = tuple(link for i, link in enumerate(links) if record.voters >> i & 1)
-    return Started(
-        _call(call), call.seq, record.op, began, 1e-9 * record.ended - began if committed else 0.0,
-        state != lib.WC_CALL_RUNS, committed, call.digest, call.bytes_sent, call.bytes_saved, call.codec_error,
-        call.bytes_in_memory, voters, record.digest,
-    )  # fmt: skip

@@ -28,10 +28,8 @@ class Arena:
     def __init__(self, nbytes: int) -> None:
         nbytes = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
         self.nbytes = nbytes
-        self.fd = os.memfd_create("wancoll-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self.fd = _sealed("wancoll-arena", nbytes)
         try:
-            os.ftruncate(self.fd, nbytes)
-            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)
             self.address = _map(self.fd, nbytes)
             # Whoever fills an input that the engine waits for writes to the bell.
             self.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -69,10 +67,8 @@ class RingMemory:
 
     def __init__(self) -> None:
         size = -(-RING_BYTES // mmap.PAGESIZE) * mmap.PAGESIZE
-        self.fd = os.memfd_create("wancoll-calls", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self.fd = _sealed("wancoll-calls", size)
         try:
-            os.ftruncate(self.fd, size)
-            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)
             self.map = mmap.mmap(self.fd, size)
             self.wake, self.theirs = (end.detach() for end in socket.socketpair())
         except BaseException:
@@ -90,6 +86,18 @@ class RingMemory:
         theirs, self.theirs = self.theirs, -1
         if theirs >= 0:
             os.close(theirs)
+
+
+def _sealed(name: str, nbytes: int) -> int:
+    """A memfd of that size for good."""
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, nbytes)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
 
 
 def _map(fd: int, nbytes: int) -> int:

@@ -113,9 +113,7 @@ class Daemon:
             self._beat,
             wallet,
         )
-        self.measurer = Measurer(
-            self, lambda: bool(self._by_engine_id) or any(session.busy for session in self.sessions)
-        )
+        self.measurer = Measurer(self, self._is_busy)
         self.watcher = Watcher(self)
         self._nursery = nursery
         self.sessions: list[Session] = []  # of those who are attached

@@ -33,7 +33,7 @@ from wancoll.peer.core import commands as cmd
 from wancoll.peer.core import links, outcomes
 from wancoll.peer.core.calls import EPOCHS_SPOKEN_OF, Call, EpochView, ResolvedCall, noise
 from wancoll.peer.core.member import Member
-from wancoll.peer.core.op import Begun, Op, OpState
+from wancoll.peer.core.op import Op, OpState
 from wancoll.peer.core.tracing import Recorder
 from wancoll.peer.links.hub import LinkHub
 from wancoll.peer.trainer import Trainer
@@ -156,7 +156,6 @@ class Session:
         self._hearers: dict[tuple[int, ...], Hearers] = {}  # by mids
         self._in_engine: set[int] = set()
         self._lent = False  # the engine takes the client's calls, and has the member's state (C13)
-        self._voters: dict[int, int] = {}  # then: mids of the others, by number of the link to each
         self._offered: dict[Call, int] = {}  # calls of this epoch that the client may repeat through the ring
         self._by_number: dict[int, tuple[int, Call]] = {}  # those, and of epochs before: epoch and call
         self._numbers = itertools.count(1)
@@ -276,7 +275,7 @@ class Session:
         self._daemon.touched.add(self)
         if self._lent:
             self._lent = False
-            known = self._caller.hold()
+            known = self._caller.hold(self._ahead())
             assert known is not None
             self._take_over(known)
 
@@ -286,11 +285,8 @@ class Session:
             self._caller.hold()  # what comes into the ring from here on is told again
         while self._takes_calls() and not self._is_full() and self._take_from_ring():
             pass
-        if self._lent or not self._offered or not self._may_lend():
-            return
-        member, points = self.peek, self._daemon.failpoints
-        watched = self._daemon.recorder is not None or self._daemon.measuring or points.armed
-        if watched or self._in_engine or not member.at_rest:
+        member = self.peek
+        if self._lent or not self._offered or not self._may_lend() or not member.at_rest:
             return
         view, tally = member.view, member.collectives.tally
         assert view is not None
@@ -298,19 +294,22 @@ class Session:
         for number in sorted(self._unprepared):
             self._prepare_call(number, view)
         self._unprepared.clear()
-        self._voters = {self.links.links[mid, links.COLLECTIVES].number: mid for mid in sorted(tally.others)}
-        claims = {link: tally.claims[mid] for link, mid in self._voters.items()}
+        ends = {mid: self.links.links[mid, links.COLLECTIVES].number for mid in sorted(tally.others)}
+        voters = {mid: (link, tally.claims[mid]) for mid, link in ends.items()}
         self._daemon.allow_commits()
         self._lent = True
-        self._caller.lend(view.epoch.epoch, tally.committed, self._taken + 1, member.attempts.next, claims)
+        self._caller.lend(view.epoch.epoch, tally.committed, self._taken + 1, member.attempts.next, voters)
 
     def _takes_calls(self) -> bool:
         leaves = self._stands or (self._asked is not None and trio.current_time() >= self._leave_by)
         return not (self._lent or self._taking or self._daemon.ending or leaves)
 
     def _may_lend(self) -> bool:
-        out = self._broken or self._stream.overflow or self._daemon.ending or self._asked or self._taking
-        return not (out or self._hushed or self._behind or self._looks or self._recovery.since is not None)
+        daemon = self._daemon
+        watched = daemon.recorder is not None or daemon.measuring or daemon.failpoints.armed
+        out = self._broken or self._stream.overflow or daemon.ending or self._asked or self._taking
+        busy = self._in_engine or self._behind or self._looks or self._recovery.since is not None
+        return not (watched or out or busy or self._hushed)
 
     def _take_from_ring(self) -> bool:
         """Post the next call if it waits in the ring."""
@@ -351,7 +350,7 @@ class Session:
         return number
 
     def _prepare_call(self, number: int, view: EpochView) -> None:
-        call = self._by_number[number][1]
+        call = self._prepared_call(number)
         resolved = call.resolved(view, self._daemon.config.limits)
         prepared = self._prepared.get(resolved) or self._prepare(resolved, view, links.COLLECTIVES)
         vote = pack(m.Vote(*view.head, 0, 0, resolved.fingerprint, 0))
@@ -371,36 +370,32 @@ class Session:
 
     def _take_over(self, known: Known) -> None:
         """Let the member know what the engine has done by itself."""
-        self._taken, ahead = known.number - 1, trio.current_time() - time.monotonic()
-        begun = []
-        for one in known.started:
-            call, slot = self._by_number[one.call.prepared][1], one.call
-            heard = frozenset(self._voters[link] for link in one.voters)
-            begun.append(
-                Begun(
-                    slot.number, call, slot.input_buffer, slot.result_buffer,
-                    slot.filled if call.input_bytes else -1, slot.shown,
-                    one.seq, one.op, one.began + ahead, one.seconds, one.done, one.committed, one.digest,
-                    one.bytes_sent, one.bytes_saved, one.codec_error, one.bytes_in_memory, heard, one.heard_digest,
-                )
-            )  # fmt: skip
+        self._taken = known.number - 1
+        for one in known.begun:
             if not one.done:
-                self._in_engine.add(one.op)
-                self._daemon.started(one.op, self)
-        claims = {self._voters[link]: claim for link, claim in known.claims.items()}
+                self._in_engine.add(one.engine_id)
+                self._daemon.started(one.engine_id, self)
         late = self._daemon.lease_is_over()  # then nothing is committed any more, by whatever has come before (C8)
-        self.run(self.peek.take_over(begun, claims, known.op, self._daemon.now(), decide=not late))
+        told = known.begun, self._prepared_call, known.claims, known.engine_id, self._daemon.now()
+        self.run(self.peek.take_over(*told, decide=not late))
         if late:
             self._daemon.stop_unheard()
+
+    def _prepared_call(self, number: int) -> Call:
+        return self._by_number[number][1]
+
+    def _ahead(self) -> float:
+        """Seconds that the shell's clock is ahead of CLOCK_MONOTONIC."""
+        return self._daemon.now() - time.monotonic()
 
     async def _take(self, messages: list[m.FromClient]) -> bool:
         self._taking = True
         for message in messages:
             self.hold()
-            if isinstance(message, m.Post):
-                self._take_before(message.id)
             if self._daemon.ending and not isinstance(message, m.Detach):
                 await trio.sleep_forever()  # no new ops while draining; the daemon cancels this when it leaves
+            if isinstance(message, m.Post):
+                self._take_before(message.id)
             if self._leaves_at(message):
                 self._stands = True
                 if not await self._stream.unless_hung_up(self._left.wait):
@@ -416,7 +411,6 @@ class Session:
                 raise ProtocolError(
                     "sent a message out of place", who=self.member.name, expected="Post or Detach", got=str(message)
                 )
-            self._take_before(message.id)
             self._post(message)
         self._taking = False
         self._daemon.settle()
@@ -784,7 +778,7 @@ class Session:
     @property
     def busy(self) -> bool:
         """Whether a call is under way of which only the engine knows."""
-        known = self._caller.look() if self._lent else None
+        known = self._caller.look(self._ahead()) if self._lent else None
         if known is not None:
             self._take_over(known)
         return known is not None and known.oldest > 0
@@ -795,11 +789,10 @@ class Session:
         What the engine has committed by itself is taken in; what it does not end within a heartbeat is taken over.
         """
         if self._lent:
-            known = self._caller.look()
+            known = self._caller.look(self._ahead())
             assert known is not None
             self._take_over(known)
-            interval, now = self._daemon.config.limits.heartbeat_interval, time.monotonic()
-            late = known.oldest and now - known.oldest >= interval
+            late = known.oldest and self._daemon.now() - known.oldest >= self._daemon.config.limits.heartbeat_interval
             if not late and max(known.claims.values()) <= known.committed:
                 self._called = known.committed  # what has begun is young, and may lack its input
                 return

@@ -22,13 +22,6 @@
 #include <time.h>
 #include <unistd.h>
 
-static uint64_t clock_ns(clockid_t clock)
-{
-    struct timespec time;
-    clock_gettime(clock, &time);
-    return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
-}
-
 static void wake(int socket)
 {
     if (send(socket, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL) < 0) {
@@ -87,7 +80,7 @@ static wc_call_record *record_of(wc_caller *caller, uint64_t seq)
 
 static bool lease_holds(const wc_caller *caller)
 {
-    return clock_ns(CLOCK_BOOTTIME) < atomic_load_explicit(&caller->engine->lease, memory_order_relaxed);
+    return wc_now(CLOCK_BOOTTIME) < atomic_load_explicit(&caller->engine->lease, memory_order_relaxed);
 }
 
 /* Commits what can be committed; mutex held. */
@@ -101,14 +94,9 @@ static void commit(wc_caller *caller)
     for (uint64_t seq; (seq = wc_law_commit(&caller->law));) {
         wc_call_record *record = record_of(caller, seq);
         record->state = WC_CALL_COMMITTED;
-        record->ended = clock_ns(CLOCK_MONOTONIC);
+        record->ended = wc_now(CLOCK_MONOTONIC);
         wc_call *slot = &caller->ring[(caller->cursor + WC_CALLS - (uint32_t)(caller->number - record->call.posted)) % WC_CALLS];
-        slot->seq = seq;
-        slot->digest = record->call.digest;
-        slot->bytes_sent = record->call.bytes_sent;
-        slot->bytes_in_memory = record->call.bytes_in_memory;
-        slot->bytes_saved = record->call.bytes_saved;
-        slot->codec_error = record->call.codec_error;
+        slot->answer = record->call.answer;
         __atomic_store_n(&slot->answered, record->call.posted, __ATOMIC_RELEASE);
         any = true;
     }
@@ -169,8 +157,8 @@ static bool start(wc_caller *caller, const wc_call *call)
         return false;
     }
     wc_law_start(&caller->law, op.fingerprint);
-    *record_of(caller, seq) = (wc_call_record){.call = *call, .op = op.id, .began = clock_ns(CLOCK_MONOTONIC)};
-    record_of(caller, seq)->call.seq = seq;
+    *record_of(caller, seq) = (wc_call_record){.call = *call, .op = op.id, .began = wc_now(CLOCK_MONOTONIC)};
+    record_of(caller, seq)->call.answer.seq = seq;
     caller->op++;
     return true;
 }
@@ -242,11 +230,14 @@ static bool finished(wc_work *work, const wc_event *event, bool *speaks)
     if (taken) {
         wc_call_record *record = record_of(caller, work->op.seq);
         record->state = WC_CALL_DONE;
-        record->call.digest = event->value;
-        record->call.bytes_sent = event->extra;
-        record->call.bytes_in_memory = event->in_memory;
-        record->call.bytes_saved = event->saved;
-        record->call.codec_error = event->norm_squares > 0 ? sqrt(event->error_squares / event->norm_squares) : 0;
+        record->call.answer = (wc_answer){
+            .seq = work->op.seq,
+            .digest = event->value,
+            .bytes_sent = event->extra,
+            .bytes_in_memory = event->in_memory,
+            .bytes_saved = event->saved,
+            .codec_error = event->norm_squares > 0 ? sqrt(event->error_squares / event->norm_squares) : 0,
+        };
         if (!wc_law_finish(&caller->law, work->op.seq, work->op.vote_digest ? event->value : 0))
             tell_daemon(caller);
         commit(caller);

@@ -71,9 +71,7 @@ static void consume_encoded(wc_part *part, size_t n)
 /* While it is traced an op knows when its first and last bytes came. */
 static void stamp(wc_work *work)
 {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    unsigned long long at = (unsigned long long)now.tv_sec * 1000000000u + (unsigned long long)now.tv_nsec, none = 0;
+    unsigned long long at = wc_now(CLOCK_MONOTONIC), none = 0;
     atomic_compare_exchange_strong_explicit(&work->first, &none, at, memory_order_relaxed, memory_order_relaxed);
     atomic_store_explicit(&work->last, at, memory_order_relaxed);
 }

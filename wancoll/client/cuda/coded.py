@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from wancoll.client.codecs import Feed, coded_bytes
+from wancoll.client.codecs import Feed, coded_bytes, kept_as
 from wancoll.client.cuda.driver import WITHIN, Device
 from wancoll.client.cuda.eager_copy import EagerCopy, Queued
 from wancoll.client.cuda.encode import Codecs
 from wancoll.client.memory.tensors import Region
-from wancoll.collective import Codec, DType
+from wancoll.collective import Codec
 from wancoll.errors import ConfigError, DeviceError
 from wancoll.limits import BLOCK, KIB
 
@@ -110,7 +110,7 @@ def encode(
                 for source, at in _spread(sources, address):
                     device.queue((WITHIN, at, source.address, source.nbytes), stream)
         else:
-            kind = DType.float64 if dtype is DType.float64 else DType.float32
+            kind = kept_as(dtype)
             wanted = OnDevice(device, count, np.dtype(kind.name))
             address, at, size = wanted.address, 0, wanted.dtype.itemsize
             for source in sources:

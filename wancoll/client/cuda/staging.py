@@ -693,7 +693,9 @@ class Staging:
         """Wait for copies under way, for a bounded time, and give all back. Safe to call again."""
         if os.getpid() != self._pid:
             return
-        all(resident.fetch() for device in self._devices.values() for resident in list(device.residents))
+        for resident in [one for device in self._devices.values() for one in list(device.residents)]:
+            if not resident.fetch():
+                break  # each of the others would wait as long
         with self._lock:
             self._closed = True
             deadline = time.monotonic() + _CLOSE_SECONDS

@@ -33,13 +33,14 @@ from math import inf
 from msgspec.structs import replace
 
 from wancoll.collective import DATALESS, SAME_RESULT, Kind
+from wancoll.commit.begun import Begun
 from wancoll.commit.own_tally import OwnTally
 from wancoll.limits import WINDOW_FACTOR, Limits
 from wancoll.peer.core import commands as cmd
 from wancoll.peer.core import links, outcomes
 from wancoll.peer.core.calls import Call, EpochView, ResolvedCall, call_of_zeros
 from wancoll.peer.core.liveness.master_session import MasterSession
-from wancoll.peer.core.op import Begun, Op, OpState
+from wancoll.peer.core.op import Op, OpState
 from wancoll.peer.core.op_table import Attempts, OpTable
 from wancoll.wire import messages as m
 from wancoll.wire.note import ROUNDS, Ask, NewRound, pack
@@ -547,17 +548,22 @@ class Collectives(OpTable):
         ready = self._ready and not self._held and tally.others <= self._up and not self.view.too_small
         return ready and not self._asked and not tally.open and tally.committed == self.called
 
-    def take_over(self, begun: Iterable[Begun], claims: Mapping[int, int], *, decide: bool) -> list[cmd.Command]:
+    def take_over(
+        self, begun: Iterable[Begun], calls: Callable[[int], Call], claims: Mapping[int, int], *, decide: bool
+    ) -> list[cmd.Command]:
         """Go on with what the engine has *begun* by itself since the tally was at rest, in the order of its seqs.
 
-        *claims*: by mid, up to where each has said that all is committed. *decide*: False where the lease is over.
+        *calls*: what the number of a prepared call means. *claims*: by mid, up to where each has said that all is
+        committed. *decide*: False where the lease is over.
         """
         tally, commands = self.tally, list[cmd.Command]()
         assert tally is not None
         for one in begun:
+            slot, call = one.call, calls(one.call.prepared)
+            filled = slot.filled if call.input_bytes else -1
             op = Op(
-                one.seq, one.client_id, one.call, one.input_buffer, one.result_buffer, 0, one.posted_at, one.seq,
-                one.filled, shown=one.shown,
+                one.seq, slot.number, call, slot.input_buffer, slot.result_buffer, 0, one.posted_at, one.seq, filled,
+                shown=slot.shown,
             )  # fmt: skip
             op.resolved, op.round, op.engine_id = self.resolved(op), self.round, one.engine_id
             op.ran, op.attempts, op.hearers, self.called = True, 1, tuple(sorted(tally.others)), one.seq

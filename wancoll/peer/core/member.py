@@ -30,8 +30,9 @@ the client has called it: it fails when it does (race 8).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
+from wancoll.commit.begun import Begun
 from wancoll.errors import ProtocolError
 from wancoll.limits import DEFAULT, Limits
 from wancoll.peer.core import commands as cmd
@@ -39,7 +40,7 @@ from wancoll.peer.core import links, outcomes
 from wancoll.peer.core.calls import Call, EpochView, RepeatedCalls, ResolvedCall, check_epoch
 from wancoll.peer.core.collectives import Collectives
 from wancoll.peer.core.liveness.master_session import MasterSession
-from wancoll.peer.core.op import Begun, Op, OpState
+from wancoll.peer.core.op import Op, OpState
 from wancoll.peer.core.op_table import Attempts
 from wancoll.peer.core.p2p import P2P
 from wancoll.wire import messages as m
@@ -393,15 +394,16 @@ class Member:
         return not self.over and not self.master_session.reporting and self.collectives.at_rest
 
     def take_over(
-        self, begun: Iterable[Begun], claims: Mapping[int, int], next_id: int, now: float, *, decide: bool
-    ) -> list[cmd.Command]:
+        self, begun: Iterable[Begun], calls: Callable[[int], Call], claims: Mapping[int, int], next_id: int,
+        now: float, *, decide: bool,
+    ) -> list[cmd.Command]:  # fmt: skip
         """The engine has *begun* these calls by itself; its next attempt would have had *next_id*.
 
-        *claims*, *decide*: see Collectives.
+        *calls*, *claims*, *decide*: see Collectives.
         """
         self._at(now)
         self.attempts.next = max(self.attempts.next, next_id)
-        return self.collectives.take_over(begun, claims, decide=decide)
+        return self.collectives.take_over(begun, calls, claims, decide=decide)
 
     def links_ready(self, epoch: int, up: Collection[int]) -> list[cmd.Command]:
         """The neighbours' links are up, and in all those to *up* (mids)."""

@@ -28,7 +28,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import NamedTuple
 
 from wancoll.collective import Kind
 from wancoll.peer.core.calls import Call, ResolvedCall
@@ -44,30 +43,6 @@ class OpState(Enum):
     done = auto()
     given_up = auto()
     ended = auto()
-
-
-class Begun(NamedTuple):
-    """A call that the engine has started by itself, and how far it has come."""
-
-    client_id: int
-    call: Call
-    input_buffer: int
-    result_buffer: int
-    filled: int
-    shown: int
-    seq: int
-    engine_id: int
-    posted_at: float  # seconds on the shell's clock
-    seconds: float  # that it took, where it is committed
-    done: bool  # it is finished here, and all others were told the vote
-    committed: bool  # and the client was told so
-    digest: int
-    bytes_sent: int
-    bytes_saved: int
-    codec_error: float
-    bytes_in_memory: int
-    heard: frozenset[int]  # mids of the members whose vote has come
-    heard_digest: int  # what these say
 
 
 @dataclass(slots=True, eq=False)

@@ -233,7 +233,7 @@ class LinkHub:
         if link is not None and link.up and not self._engine.send_note(link.number, note):
             self._break_soon(link.number, f"{link.other.name} takes no notes")
 
-    async def watch_notes(self, take_events: Callable[[], object], settle: Callable[[], None] = lambda: None) -> None:
+    async def watch_notes(self, take_events: Callable[[], object], settle: Callable[[], None]) -> None:
         """Task: hand notes to the members that they are for; *take_events* does so with the engine's events.
 
         *settle* is called when all that came is handed over.
