@@ -135,7 +135,7 @@ $(VENV)/.torch: $(VENV)/.made
 
 # ---- sanitizers: the C test drivers and the fuzzer's target, twice ---------------------------------------
 
-SAN_TESTS := test_kernels test_engine test_calls test_tls
+SAN_TESTS := test_kernels test_engine test_calls test_lost test_tls
 SAN_FLAGS := -std=c11 -O2 -g -ffp-contract=off -fno-omit-frame-pointer -Wall -Wextra -pthread -Inative -Inative/engine -DWC_TEST_ALLOCATOR
 SAN_DIR := build/san
 SAN_BINARIES := $(foreach test,$(SAN_TESTS),$(SAN_DIR)/$(test).address $(SAN_DIR)/$(test).thread)

@@ -6,14 +6,14 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define WC_FRAME_VERSION 3
+#define WC_FRAME_VERSION 4
 /* Bytes. A digest is XXH3_64(le64(XXH3_64(block 0)), le64(XXH3_64(block 1)), ...), blocks at absolute offsets of the
    tensor, each in its encoded form where there is a codec. */
 #define WC_DIGEST_BLOCK 65536u
 
 /* Every frame on a lane: this header, little endian, then `length` payload bytes. */
 typedef struct {
-    uint64_t check; /* XXH3-64 of the 48 bytes after it; nothing of them is believed before it is verified */
+    uint64_t check; /* XXH3-64 of the 56 bytes after it; nothing of them is believed before it is verified */
     uint8_t version;
     uint8_t reserved; /* 0 */
     uint16_t number; /* counts the steps from one rank to another, within an op */
@@ -26,6 +26,9 @@ typedef struct {
     /* of the payload, 0 without bytes and on lanes whose ends have agreed to do without. It is cut where offset + bytes
        before is a multiple of WC_DIGEST_BLOCK; from 0 on, sum = XXH3_64(le64(sum), le64(XXH3_64(piece))) */
     uint64_t checksum;
+    /* Bytes of the payload that came over a connection which was lost in the middle of this frame: only the others
+       follow. Length and checksum are of the whole */
+    uint64_t taken;
 } wc_frame;
 
 /* What a link's note lane carries, and nothing else: frames of one size, little endian. */
@@ -33,11 +36,17 @@ typedef struct {
 typedef struct {
     uint32_t check; /* the low half of the XXH3-64 of all that follows; nothing of it is believed before it is verified */
     uint8_t version; /* as of the other frames */
-    uint8_t type; /* WC_FRAME_NOTE */
+    uint8_t type; /* WC_FRAME_NOTE, WC_FRAME_LOST */
     uint16_t length; /* of the note, 1 to WC_NOTE_BYTES */
-    uint8_t bytes[128]; /* the note, then zeros */
+    uint8_t bytes[128]; /* the note, or a wc_lost, then zeros */
 } wc_note_frame;
-enum { WC_FRAME_NOTE = 1 };
+enum { WC_FRAME_NOTE = 1, WC_FRAME_LOST };
+
+/* A lane's connection is lost, and this end reads no more of it: so many of its bytes it has taken. Said again, it
+   changes nothing. */
+typedef struct {
+    uint64_t lane, connection, taken;
+} wc_lost;
 
 typedef struct wc_engine wc_engine;
 
@@ -112,8 +121,9 @@ enum {
                        through pipes, saved = raw bytes that the codec kept off the wire, error_squares and norm_squares
                        = sums over the measured encodes, voted = its vote is sent, or about to be */
     WC_EV_CANCELLED, /* the engine no longer touches the op's memory */
-    WC_EV_LANE_DOWN, /* link, lane; error = errno (0: closed by the other end, EPROTO: broke the protocol, EBADMSG: checksum);
-                        text says more. The link is of no use any more: close it */
+    WC_EV_LANE_DOWN, /* link, lane, value = number of the connection; error = errno (0: closed by the other end, EPROTO: broke
+                        the protocol, EBADMSG: checksum); text says more. extra = 1: its ops go on, over other lanes and as
+                        soon as there is another connection (wc_lane_attach); 0: the link is of no use any more, close it */
     WC_EV_MISMATCH, /* link; op's seq met another fingerprint: value = seq, extra = the other's fingerprint */
     WC_EV_CALLS, /* op = id of a caller, see calls.h */
 };
@@ -201,15 +211,18 @@ const char *wc_tls_reason(const wc_tls *tls);
    what is to be sent: any of them carries what it has room for. Both ends must say the same numbers. */
 int wc_link_open(wc_engine *engine, uint64_t link, uint32_t lanes, uint32_t lane_groups, uint64_t epoch);
 /* The lane's connected, non-blocking stream socket; the lane after the last one, number `lanes`, is for notes, and a
-   link need not have it. The engine owns fd from here on, also on failure. EINVAL: a lane takes one socket in its life,
-   since bytes that were on a lost one are lost: a link that loses a lane is made anew.
+   link need not have it. The engine owns fd from here on, also on failure.
+   connection: its number, from 1 on; both ends say the same. A lane takes another one in place of one that is lost, or that
+   the other end has lost, and bytes that were lost with that go over other lanes, or this one: both ends tell each other
+   over the lane for notes how far they came. EINVAL: it had one of this number or above, or is the one for notes.
    checksums: whether payloads carry one, both ways; both ends must say the same. Headers always do. */
-int wc_lane_attach(wc_engine *engine, uint64_t link, uint32_t lane, int fd, uint32_t checksums);
+int wc_lane_attach(wc_engine *engine, uint64_t link, uint32_t lane, uint64_t connection, int fd, uint32_t checksums);
 /* The same for a sealed connection, whose handshake is over; the engine owns tls, and its socket. */
-int wc_lane_attach_tls(wc_engine *engine, uint64_t link, uint32_t lane, wc_tls *tls, uint32_t checksums);
+int wc_lane_attach_tls(wc_engine *engine, uint64_t link, uint32_t lane, uint64_t connection, wc_tls *tls,
+                       uint32_t checksums);
 /* The same for a lane within a machine, through memory: fd, a unix socket between the two ends, only wakes the other one
    then. memory: a memfd of WC_PIPE_HEAD + 2 x n bytes, n a power of two from 4096 to WC_MOST_PIPE, that is sealed against
-   shrinking; it stays the caller's. first: this end made it. Not for notes. EINVAL: the memory is of another kind. */
+   shrinking; it stays the caller's. first: this end made it. Not for notes. Where it is lost, so is its link. EINVAL: the memory is of another kind. */
 enum { WC_PIPE_HEAD = 4096, WC_MOST_PIPE = 1 << 20 };
 int wc_lane_attach_pipe(wc_engine *engine, uint64_t link, uint32_t lane, int fd, int memory, int first, uint32_t checksums);
 /* By its memory's first WC_PIPE_HEAD bytes: how many bytes of the end that is the first, or the other one, its neighbour
@@ -229,9 +242,13 @@ int wc_link_close(wc_engine *engine, uint64_t link);
    worker starts before all have let go of that one. */
 int wc_post(wc_engine *engine, const wc_op *op);
 /* Takes an op out of everything; answered by one WC_EV_CANCELLED, or by WC_EV_DONE and then WC_EV_CANCELLED if it had
-   just finished; however often it is said before the answer, there is one. Cannot fail for a live op. An unknown one is
-   answered with WC_EV_CANCELLED too. */
+   just finished; however often it is said before the answer, there is one. Cannot fail for a live op. One that is finished
+   or unknown is answered with WC_EV_CANCELLED too, when the workers are through with all that was said before. */
 int wc_cancel(wc_engine *engine, uint64_t op);
+/* An op that has finished is kept, since what it has sent may have to be sent again. No more: it is committed, or nothing
+   of this attempt counts. Its memory is read no more, unless the other end lies and was sent something again: who takes the
+   memory away waits for the answer to a wc_cancel of anything. Unknown ops are none. */
+void wc_release(wc_engine *engine, uint64_t op);
 /* Whether parts of the op wait for bytes of the input buffer that are not filled yet; 0 for an unknown one. */
 int wc_op_lacks_input(wc_engine *engine, uint64_t op);
 

@@ -47,11 +47,12 @@ void wc_command_send(wc_command *command)
     wc_inbox *inbox = &command->worker->inbox;
     command->next = NULL;
     pthread_mutex_lock(&inbox->mutex);
-    bool first = !inbox->head;
-    *(first ? &inbox->head : &inbox->tail->next) = command;
+    *(inbox->head ? &inbox->tail->next : &inbox->head) = command;
     inbox->tail = command;
+    const bool wakes = !inbox->woken && command->type != WC_CMD_RELEASE; /* that waits for the next thing to do */
+    inbox->woken |= wakes;
     pthread_mutex_unlock(&inbox->mutex);
-    if (first)
+    if (wakes)
         wc_inbox_wake(inbox);
 }
 
@@ -64,6 +65,7 @@ wc_command *wc_inbox_take(wc_inbox *inbox)
     pthread_mutex_lock(&inbox->mutex);
     wc_command *list = inbox->head;
     inbox->head = inbox->tail = NULL;
+    inbox->woken = false;
     pthread_mutex_unlock(&inbox->mutex);
     return list;
 }

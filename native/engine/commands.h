@@ -6,7 +6,7 @@
 #include "owner.h"
 #include "streams/stream.h"
 
-enum { WC_CMD_ATTACH, WC_CMD_EPOCH, WC_CMD_PACE, WC_CMD_CLOSE, WC_CMD_POST, WC_CMD_CANCEL, WC_CMD_FORGET };
+enum { WC_CMD_ATTACH, WC_CMD_EPOCH, WC_CMD_PACE, WC_CMD_CLOSE, WC_CMD_POST, WC_CMD_CANCEL, WC_CMD_RELEASE, WC_CMD_FENCE, WC_CMD_LOST, WC_CMD_FORGET };
 
 struct wc_command {
     wc_command *next;
@@ -15,7 +15,9 @@ struct wc_command {
     wc_stream stream; /* ATTACH */
     uint32_t lane;    /* ATTACH */
     bool checksums;   /* ATTACH */
-    /* EPOCH: the epoch; PACE: the rate; CANCEL: its number; POST: cancels that must be through before */
+    wc_lost lost;     /* LOST */
+    /* ATTACH: the connection's; EPOCH: the epoch; PACE: the rate; CANCEL: its number; POST: cancels that must be through
+       before */
     uint64_t number;
     wc_link *link;
     wc_work *work;    /* holds a reference */
@@ -26,6 +28,7 @@ struct wc_command {
 typedef struct {
     pthread_mutex_t mutex; /* guards the list */
     wc_command *head, *tail;
+    bool woken;            /* since the worker has looked */
     int wake;              /* an eventfd */
 } wc_inbox;
 

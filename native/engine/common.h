@@ -16,7 +16,7 @@
 #include "engine.h"
 #include "kernels.h"
 
-_Static_assert(sizeof(wc_frame) == 56, "the frame header is 56 bytes on the wire");
+_Static_assert(sizeof(wc_frame) == 64, "the frame header is 64 bytes on the wire");
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "headers and digests are written as the machine stores them");
 
 enum {

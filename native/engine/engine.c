@@ -124,12 +124,12 @@ int wc_link_open(wc_engine *engine, uint64_t id, uint32_t lanes, uint32_t lane_g
     return fail(error);
 }
 
-static bool *given(wc_link *link, uint32_t lane)
+static uint64_t *given(wc_link *link, uint32_t lane)
 {
     return lane < link->lanes_count ? &link->lanes[lane].given : &link->notes.given;
 }
 
-static int attach(wc_engine *engine, uint64_t id, uint32_t lane, wc_stream stream, uint32_t checksums)
+static int attach(wc_engine *engine, uint64_t id, uint32_t lane, uint64_t connection, wc_stream stream, uint32_t checksums)
 {
     int error = 0;
     wc_command *command = calloc(1, sizeof *command);
@@ -137,12 +137,13 @@ static int attach(wc_engine *engine, uint64_t id, uint32_t lane, wc_stream strea
     wc_link *link = wc_link_find(engine, id);
     if (!command)
         error = ENOMEM;
-    else if (!link || lane > link->lanes_count || stream.fd < 0 || *given(link, lane))
+    else if (!link || lane > link->lanes_count || stream.fd < 0 || *given(link, lane) >= connection ||
+             (lane == link->lanes_count && connection > 1))
         error = EINVAL;
     else if (wc_events_reserve(&engine->events, 1) < 0) /* for LANE_DOWN */
         error = ENOMEM;
     if (!error)
-        *given(link, lane) = true;
+        *given(link, lane) = connection;
     const bool notes = !error && lane == link->lanes_count;
     if (notes) {
         atomic_fetch_add(&link->refs, 1);
@@ -152,6 +153,7 @@ static int attach(wc_engine *engine, uint64_t id, uint32_t lane, wc_stream strea
                                 .type = WC_CMD_ATTACH,
                                 .stream = stream,
                                 .lane = lane,
+                                .number = connection,
                                 .checksums = checksums != 0,
                                 .link = link};
         wc_command_send(command);
@@ -169,21 +171,22 @@ static int attach(wc_engine *engine, uint64_t id, uint32_t lane, wc_stream strea
     return fail(error);
 }
 
-int wc_lane_attach(wc_engine *engine, uint64_t id, uint32_t lane, int fd, uint32_t checksums)
+int wc_lane_attach(wc_engine *engine, uint64_t id, uint32_t lane, uint64_t connection, int fd, uint32_t checksums)
 {
-    return attach(engine, id, lane, (wc_stream){.fd = fd}, checksums);
+    return attach(engine, id, lane, connection, (wc_stream){.fd = fd}, checksums);
 }
 
-int wc_lane_attach_tls(wc_engine *engine, uint64_t id, uint32_t lane, wc_tls *tls, uint32_t checksums)
+int wc_lane_attach_tls(wc_engine *engine, uint64_t id, uint32_t lane, uint64_t connection, wc_tls *tls,
+                       uint32_t checksums)
 {
-    return attach(engine, id, lane, (wc_stream){.fd = wc_tls_take(tls), .tls = tls}, checksums);
+    return attach(engine, id, lane, connection, (wc_stream){.fd = wc_tls_take(tls), .tls = tls}, checksums);
 }
 
 int wc_lane_attach_pipe(wc_engine *engine, uint64_t id, uint32_t lane, int fd, int memory, int first, uint32_t checksums)
 {
     wc_stream stream = {.fd = fd, .pipe = wc_pipe_new(memory, fd, first != 0)};
     if (stream.pipe)
-        return attach(engine, id, lane, stream, checksums);
+        return attach(engine, id, lane, 1, stream, checksums);
     int error = errno;
     close(fd);
     return fail(error);
@@ -295,25 +298,61 @@ int wc_post(wc_engine *engine, const wc_op *op)
     return wc_post_for(engine, op, NULL, 0);
 }
 
+/* Answers a cancel of nothing when all workers have done what was said before; engine->mutex held. Returns 0 or ENOMEM. */
+static int answer_later(wc_engine *engine, uint64_t id)
+{
+    wc_work *nothing = calloc(1, sizeof *nothing);
+    wc_command *commands = nothing ? wc_commands_new(engine, WC_CMD_FENCE, NULL) : NULL;
+    if (!commands || wc_events_reserve(&engine->events, 1) < 0) {
+        wc_commands_free(commands);
+        free(nothing);
+        return ENOMEM;
+    }
+    nothing->engine = engine;
+    nothing->op.id = id;
+    nothing->answers = true;
+    atomic_init(&nothing->refs, engine->config.workers);
+    wc_commands_send(commands, 0, NULL, nothing);
+    return 0;
+}
+
 int wc_cancel(wc_engine *engine, uint64_t id)
 {
     int error = 0;
     pthread_mutex_lock(&engine->mutex);
-    wc_work *work = work_find(engine, id);
+    wc_work *work = work_find(engine, id), *ended = NULL;
+    if (work && work->settled) {
+        ended = work;
+        wc_work_retire(work);
+        work = NULL;
+    }
     if (work && work->cancelling) {
         wc_command *commands = work->cancelling;
         work->cancelling = NULL;
         work->speaks = false;
         atomic_fetch_add(&work->refs, engine->config.workers);
         wc_commands_send(commands, ++engine->cancels, NULL, work);
-    } else if (!work && wc_events_reserve(&engine->events, 1) < 0) {
-        error = ENOMEM;
     } else if (!work) {
-        wc_event event = {.type = WC_EV_CANCELLED, .op = id};
-        wc_events_push(&engine->events, &event);
+        error = answer_later(engine, id);
     }
     pthread_mutex_unlock(&engine->mutex);
+    if (ended)
+        wc_work_unref(ended);
     return error ? fail(error) : 0;
+}
+
+void wc_release(wc_engine *engine, uint64_t id)
+{
+    pthread_mutex_lock(&engine->mutex);
+    wc_work *work = work_find(engine, id);
+    const bool ends = work && work->settled;
+    if (ends)
+        wc_work_retire(work);
+    else if (work)
+        work->released = true;
+    pthread_mutex_unlock(&engine->mutex);
+    if (ends)
+        wc_work_unref(work);
 }
 
 void wc_trace(wc_engine *engine, int on)

@@ -11,6 +11,7 @@
 #include <errno.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
@@ -161,7 +162,7 @@ static void flush(wc_notes *notes)
     }
 }
 
-static int put(wc_notes *notes, const void *bytes, uint32_t length)
+static int put(wc_notes *notes, uint8_t type, const void *bytes, uint32_t length)
 {
     if (notes->stream.fd < 0)
         return ENOTCONN;
@@ -169,7 +170,7 @@ static int put(wc_notes *notes, const void *bytes, uint32_t length)
         return EAGAIN;
     bool waited = notes->count > 0 || wc_stream_unsent(&notes->stream);
     wc_note_frame *frame = &notes->unsent[(notes->first + notes->count++) % WC_NOTES_UNSENT];
-    *frame = (wc_note_frame){.version = WC_FRAME_VERSION, .type = WC_FRAME_NOTE, .length = (uint16_t)length};
+    *frame = (wc_note_frame){.version = WC_FRAME_VERSION, .type = type, .length = (uint16_t)length};
     memcpy(frame->bytes, bytes, length);
     frame->check = check_of(notes, frame);
     if (waited)
@@ -183,17 +184,35 @@ static int put(wc_notes *notes, const void *bytes, uint32_t length)
 int wc_notes_put(wc_notes *notes, const void *bytes, uint32_t length)
 {
     pthread_mutex_lock(&notes->mutex);
-    int error = put(notes, bytes, length);
+    int error = put(notes, WC_FRAME_NOTE, bytes, length);
     pthread_mutex_unlock(&notes->mutex);
     return error;
 }
 
-void wc_notes_tell(wc_notes *notes, const void *bytes, uint32_t length)
+static void tell(wc_notes *notes, uint8_t type, const void *bytes, uint32_t length)
 {
     pthread_mutex_lock(&notes->mutex);
-    if (put(notes, bytes, length) == EAGAIN)
+    if (put(notes, type, bytes, length) == EAGAIN)
         down(notes, ENOBUFS, "notes: the other end takes none");
     pthread_mutex_unlock(&notes->mutex);
+}
+
+void wc_notes_tell(wc_notes *notes, const void *bytes, uint32_t length)
+{
+    tell(notes, WC_FRAME_NOTE, bytes, length);
+}
+
+void wc_notes_say_lost(wc_notes *notes, const wc_lost *lost)
+{
+    tell(notes, WC_FRAME_LOST, lost, sizeof *lost);
+}
+
+bool wc_notes_attached(wc_notes *notes)
+{
+    pthread_mutex_lock(&notes->mutex);
+    const bool attached = notes->stream.fd >= 0;
+    pthread_mutex_unlock(&notes->mutex);
+    return attached;
 }
 
 /* ---- in ----------------------------------------------------------------------------------------------- */
@@ -205,9 +224,9 @@ static bool accept_frame(wc_notes *notes, const wc_note_frame *frame)
     if (check != frame->check) {
         notes->stats.checksum_failures++;
         down(notes, EBADMSG, "notes: checksum: %08x over a frame that says %08x", check, frame->check);
-    } else if (frame->version != WC_FRAME_VERSION || frame->type != WC_FRAME_NOTE) {
-        down(notes, EPROTO, "notes: protocol: version %u, type %u of frames, expected %u, %u", frame->version,
-             frame->type, WC_FRAME_VERSION, WC_FRAME_NOTE);
+    } else if (frame->version != WC_FRAME_VERSION || frame->type < WC_FRAME_NOTE || frame->type > WC_FRAME_LOST) {
+        down(notes, EPROTO, "notes: protocol: version %u, type %u of frames, expected %u, %u or %u", frame->version,
+             frame->type, WC_FRAME_VERSION, WC_FRAME_NOTE, WC_FRAME_LOST);
     } else if (frame->length < 1 || frame->length > WC_NOTE_BYTES) {
         down(notes, EPROTO, "notes: protocol: a note of %u bytes, expected 1 to %u", frame->length, WC_NOTE_BYTES);
     }
@@ -233,28 +252,52 @@ static void read_some(wc_notes *notes, int cap)
     notes->have += (size_t)n;
 }
 
+/* The other end has lost a lane: its worker is to hear it. */
+static void hear_lost(wc_notes *notes, const wc_note_frame *frame)
+{
+    wc_link *link = (wc_link *)((char *)notes - offsetof(wc_link, notes));
+    wc_lost lost;
+    memcpy(&lost, frame->bytes, sizeof lost);
+    if (frame->length != sizeof lost || lost.lane >= link->lanes_count) {
+        down(notes, EPROTO, "notes: protocol: lane %llu is lost, expected one below %u", (unsigned long long)lost.lane,
+             link->lanes_count);
+        return;
+    }
+    wc_command *command = atomic_load(&notes->losing) < WC_MOST_LOSING ? calloc(1, sizeof *command) : NULL;
+    if (!command) {
+        down(notes, ENOBUFS, "notes: too many lanes are lost at once");
+        return;
+    }
+    atomic_fetch_add(&notes->losing, 1);
+    *command = (wc_command){
+        .worker = link->lanes[lost.lane].worker, .type = WC_CMD_LOST, .stream.fd = -1, .link = link, .lost = lost};
+    wc_command_send(command); /* before the link's close, which waits for this mutex */
+}
+
 /* Whole notes, at most `cap`, go to the owner, as far as it takes them, or to out. Reads only where none is left. */
 static int receive(wc_notes *notes, wc_note *out, int cap)
 {
     if (!waits(notes))
         read_some(notes, cap);
-    int taken = 0;
+    int taken = 0, told = 0;
     const int whole = (int)(notes->have / sizeof(wc_note_frame));
     for (; notes->stream.fd >= 0 && taken < whole && taken < cap; taken++) {
         const wc_note_frame *frame = &notes->in[taken];
         if (!accept_frame(notes, frame))
-            return taken;
-        if (notes->owner && !notes->owner->hear(notes->owner, notes->voter, frame->bytes, frame->length))
+            return told;
+        if (frame->type == WC_FRAME_LOST)
+            hear_lost(notes, frame);
+        else if (!notes->owner)
+            out[told] = (wc_note){.link = notes->link, .length = frame->length};
+        else if (!notes->owner->hear(notes->owner, notes->voter, frame->bytes, frame->length))
             break;
         notes->stats.frames_received++;
-        if (notes->owner)
-            continue;
-        out[taken] = (wc_note){.link = notes->link, .length = frame->length};
-        memcpy(out[taken].bytes, frame->bytes, frame->length);
+        if (frame->type == WC_FRAME_NOTE && !notes->owner)
+            memcpy(out[told++].bytes, frame->bytes, frame->length);
     }
     notes->have -= (size_t)taken * sizeof(wc_note_frame);
     memmove(notes->in, &notes->in[taken], notes->have);
-    return taken;
+    return told;
 }
 
 static int serve(wc_notes *notes, uint32_t events, wc_note *out, int cap)

@@ -8,6 +8,7 @@
 
 enum {
     WC_NOTES_UNSENT = 64,  /* of a link, beyond what its socket has taken */
+    WC_MOST_LOSING = 4096, /* of a link's lanes, each of its connections, that its workers have not heard of */
     WC_NOTES_AT_ONCE = 16, /* of a link, before other links have their turn */
 };
 
@@ -16,7 +17,8 @@ typedef struct {
     wc_engine *engine;
     uint64_t link;
     uint32_t lane;         /* its number: the one after the lanes that carry data */
-    bool given;            /* a socket was handed over, once and for all; guarded by engine->mutex */
+    uint64_t given;        /* number of its connection, the only one; guarded by engine->mutex */
+    atomic_uint losing;    /* lanes of which a worker is about to hear that they are lost */
     pthread_mutex_t mutex; /* guards all below; taken before that of owners, engine->mutex and that of the events */
     wc_stream stream;
     bool more;             /* the stream holds bytes of which the socket does not tell */
@@ -38,6 +40,8 @@ void wc_notes_attach(wc_notes *notes, wc_stream stream); /* room for a LANE_DOWN
 void wc_notes_close(wc_notes *notes);          /* for good, silently */
 int wc_notes_put(wc_notes *notes, const void *bytes, uint32_t length);   /* 0, or why it was not taken */
 void wc_notes_tell(wc_notes *notes, const void *bytes, uint32_t length); /* one that takes no more breaks */
+bool wc_notes_attached(wc_notes *notes);
+void wc_notes_say_lost(wc_notes *notes, const wc_lost *lost); /* to the other end's lane; as wc_notes_tell */
 /* What epoll tells of it: notes leave, and at most cap come to `out`. Returns how many */
 int wc_notes_serve(wc_notes *notes, uint32_t events, wc_note *out, int cap);
 /* From now on the voter's notes are the owner's, of the first worker; NULL: of wc_notes_take, in order */

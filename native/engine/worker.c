@@ -20,13 +20,19 @@ enum { BATCH = 64, CORES = 8, PATIENCE = 20000 /* ns */ };
 /* All parts that the worker had of an op are finished. */
 static void end(wc_task *task)
 {
-    wc_work *work = task->work;
     task->remaining = 0;
-    for (size_t i = 0; i < work->queues_count; i++)
-        if (work->queues[i].task == task)
-            wc_queue_leave(&work->queues[i]);
     wc_readiness_leave(task);
-    wc_work_let_go(work, false);
+    wc_work_let_go(task->work, false);
+}
+
+/* The op leaves the worker's lane groups, with all that it would send again. */
+static void leave(wc_worker *worker, wc_work *work)
+{
+    for (size_t i = 0; i < work->queues_count; i++) {
+        wc_op_queue *queue = &work->queues[i];
+        if (queue->task == &work->tasks[worker->index] && queue->group)
+            wc_group_leave(queue->group, queue);
+    }
 }
 
 /* Goes on with what is marked, and with what that marks, until nothing is. */
@@ -110,11 +116,9 @@ static void post(wc_worker *worker, wc_work *work)
 static void cancel(wc_worker *worker, wc_work *work)
 {
     wc_task *task = &work->tasks[worker->index];
+    leave(worker, work);
     if (task->remaining == 0)
         return;
-    for (size_t i = 0; i < work->queues_count; i++)
-        if (work->queues[i].task == task && work->queues[i].group)
-            wc_group_forget(work->queues[i].group, work);
     task->remaining = 0;
     if (task->mark.listed)
         wc_list_remove(&worker->ready.of[WC_READY_TURN], &task->mark);
@@ -128,7 +132,7 @@ static void execute(wc_worker *worker, wc_command *command)
     const uint32_t first = worker->index, workers = worker->engine->config.workers;
     switch (command->type) {
     case WC_CMD_ATTACH:
-        wc_lane_attach_stream(&link->lanes[command->lane], command->stream, command->checksums);
+        wc_lane_attach_stream(&link->lanes[command->lane], command->number, command->stream, command->checksums);
         command->stream.fd = -1;
         break;
     case WC_CMD_EPOCH:
@@ -150,8 +154,16 @@ static void execute(wc_worker *worker, wc_command *command)
         cancel(worker, command->work);
         atomic_store(&worker->cancelled, command->number);
         break;
-    case WC_CMD_FORGET:
-        break; /* no event names it any more */
+    case WC_CMD_RELEASE:
+        leave(worker, command->work);
+        break;
+    case WC_CMD_LOST:
+        atomic_fetch_sub(&link->notes.losing, 1);
+        wc_lost_heard(&link->lanes[command->lost.lane], &command->lost);
+        break;
+    case WC_CMD_FENCE: /* all before it is done */
+    case WC_CMD_FORGET: /* no event names it any more */
+        break;
     }
 }
 

@@ -176,7 +176,7 @@ static int pipe_memory(uint64_t half)
 }
 
 /* The next event of an engine; type 0 after timeout_ms without one. */
-static wc_event next_event(wc_engine *engine, int timeout_ms)
+static inline wc_event next_event(wc_engine *engine, int timeout_ms)
 {
     wc_event event = {0};
     struct pollfd waiting = {.fd = wc_engine_fd(engine), .events = POLLIN};
@@ -198,7 +198,7 @@ static uint64_t link_to(int rank)
     return 100 + (uint64_t)rank;
 }
 
-static void bed_attach(bed *b, int r, int s, uint32_t lane)
+static inline void bed_attach(bed *b, int r, int s, uint32_t lane)
 {
     int pair[2];
     if (piping)
@@ -210,8 +210,8 @@ static void bed_attach(bed *b, int r, int s, uint32_t lane)
     if (sealing) {
         wc_tls *ends[2];
         must(tls_pair(sealing, pair, ends), "handshake");
-        must(wc_lane_attach_tls(b->engines[r], link_to(s), lane, ends[0], 0) == 0, "attach");
-        must(wc_lane_attach_tls(b->engines[s], link_to(r), lane, ends[1], 0) == 0, "attach");
+        must(wc_lane_attach_tls(b->engines[r], link_to(s), lane, 1, ends[0], 0) == 0, "attach");
+        must(wc_lane_attach_tls(b->engines[s], link_to(r), lane, 1, ends[1], 0) == 0, "attach");
         return;
     }
     if (piping) {
@@ -221,8 +221,8 @@ static void bed_attach(bed *b, int r, int s, uint32_t lane)
         close(memory);
         return;
     }
-    must(wc_lane_attach(b->engines[r], link_to(s), lane, pair[0], 1) == 0, "attach");
-    must(wc_lane_attach(b->engines[s], link_to(r), lane, pair[1], 1) == 0, "attach");
+    must(wc_lane_attach(b->engines[r], link_to(s), lane, 1, pair[0], 1) == 0, "attach");
+    must(wc_lane_attach(b->engines[s], link_to(r), lane, 1, pair[1], 1) == 0, "attach");
 }
 
 static uint32_t bed_lane_groups(uint32_t lanes, uint32_t workers)
@@ -230,7 +230,7 @@ static uint32_t bed_lane_groups(uint32_t lanes, uint32_t workers)
     return lanes < workers ? lanes : workers;
 }
 
-static void bed_start(bed *b, int ranks, uint32_t lanes, uint32_t workers, uint32_t segment, uint32_t stripe)
+static inline void bed_start(bed *b, int ranks, uint32_t lanes, uint32_t workers, uint32_t segment, uint32_t stripe)
 {
     wc_config config = {.workers = workers, .segment = segment, .stripe = stripe};
     *b = (bed){.ranks = ranks, .lanes = lanes, .lane_groups = bed_lane_groups(lanes, workers)};

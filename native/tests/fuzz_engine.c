@@ -215,7 +215,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         int pair[2];
         must(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, pair) == 0, "socketpair");
         b.fds[lane] = pair[0];
-        must(wc_lane_attach(b.engine, b.link, lane, pair[1], b.checksums) == 0, "attach");
+        must(wc_lane_attach(b.engine, b.link, lane, 1, pair[1], b.checksums) == 0, "attach");
     }
     for (int i = 0; i < OPS; i++)
         if (options & (2 << i))

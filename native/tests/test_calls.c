@@ -325,7 +325,7 @@ static void test_clients_that_go(void)
     CHECK(wc_link_open(engine, 1, 1, 1, 1) == 0);
     int pair[2];
     tcp_pair(pair);
-    CHECK(wc_lane_attach(engine, 1, 0, pair[0], 1) == 0); /* reserves room for an event: the books are right */
+    CHECK(wc_lane_attach(engine, 1, 0, 1, pair[0], 1) == 0); /* reserves room for an event: the books are right */
     close(pair[1]);
     CHECK(next_event(engine, 5000).type == WC_EV_LANE_DOWN);
     wc_engine_free(engine);

@@ -368,8 +368,8 @@ static void test_lane_loss(void)
     CHECK(wc_lane_statistics(b.engines[0], link_to(1), 2, &stats) == -1 && errno == ENOENT);
     int pair[2];
     tcp_pair(pair);
-    CHECK(wc_lane_attach(b.engines[0], link_to(1), 1, pair[0], 1) == -1 && errno == EINVAL);
-    CHECK(wc_lane_attach(b.engines[1], link_to(0), 0, pair[1], 1) == -1 && errno == EINVAL); /* it has one that is well */
+    CHECK(wc_lane_attach(b.engines[0], link_to(1), 1, 1, pair[0], 1) == -1 && errno == EINVAL);
+    CHECK(wc_lane_attach(b.engines[1], link_to(0), 0, 1, pair[1], 1) == -1 && errno == EINVAL); /* it has one that is well */
     for (int r = 0; r < 2; r++) {
         CHECK(wc_link_close(b.engines[r], link_to(1 - r)) == 0);
         must(wc_link_open(b.engines[r], link_to(1 - r), b.lanes, b.lane_groups, 2) == 0, "link");
@@ -540,7 +540,7 @@ static raw raw_start(uint32_t checksums)
     int pair[2];
     tcp_pair(pair);
     r.fd = pair[0];
-    must(r.engine && wc_link_open(r.engine, RAW_LINK, 1, 1, 5) == 0 && wc_lane_attach(r.engine, RAW_LINK, 0, pair[1], checksums) == 0, "raw");
+    must(r.engine && wc_link_open(r.engine, RAW_LINK, 1, 1, 5) == 0 && wc_lane_attach(r.engine, RAW_LINK, 0, 1, pair[1], checksums) == 0, "raw");
     wc_op op = {.id = 1, .epoch = 5, .seq = 2, .fingerprint = 7, .input = r.result.data, .result = r.result.data, .bytes = {0, RAW_BYTES},
                 .dtype = WC_I32, .divisor = 1, .lanes = 1, .lane_groups = 1, .steps_count = 1, .steps = &line};
     CHECK(wc_post(r.engine, &op) == 0);
@@ -597,7 +597,7 @@ static void test_cancel_leaves_all_lane_groups_first(void)
     int a[2], b[2];
     tcp_pair(a), tcp_pair(b);
     must(wc_link_open(engine, A, 1, 1, 1) == 0 && wc_link_open(engine, B, 1, 1, 1) == 0, "link");
-    must(wc_lane_attach(engine, A, 0, a[0], 1) == 0 && wc_lane_attach(engine, B, 0, b[0], 1) == 0, "attach");
+    must(wc_lane_attach(engine, A, 0, 1, a[0], 1) == 0 && wc_lane_attach(engine, B, 0, 1, b[0], 1) == 0, "attach");
     static uint8_t input[2][BYTES], result[2][BYTES], filled[2][2], payload[HALF], heard[4 * BYTES];
     memset(filled, 0, sizeof filled);
     filled[0][0] = 1;
@@ -731,7 +731,7 @@ static void test_early(int round)
         tcp_pair(pairs[other]);
         fcntl(pairs[other][0], F_SETFL, 0);
         must(wc_link_open(engine, link_to(other), 1, 1, 5) == 0, "link");
-        must(wc_lane_attach(engine, link_to(other), 0, pairs[other][1], 1) == 0, "attach");
+        must(wc_lane_attach(engine, link_to(other), 0, 1, pairs[other][1], 1) == 0, "attach");
     }
     buffer input = buffer_new(TOTAL), result = buffer_new(TOTAL);
     memset(input.data, 1, TOTAL);
@@ -784,7 +784,7 @@ static void test_flips(void)
         for (int r = 0; r < 2; r++) {
             tcp_pair(ends[r]);
             must(wc_link_open(b.engines[r], link_to(1 - r), 1, 1, epoch + 1) == 0, "link");
-            must(wc_lane_attach(b.engines[r], link_to(1 - r), 0, ends[r][0], 1) == 0, "attach");
+            must(wc_lane_attach(b.engines[r], link_to(1 - r), 0, 1, ends[r][0], 1) == 0, "attach");
             CHECK(post_ring(&b, ALL, 2, r, sum_of(id + 1, epoch + 1, 1, COUNT), input[r], result[r]) == 0);
         }
         id++, epoch++;
@@ -848,7 +848,7 @@ static void test_flips_of_kinds(void)
             int pair[2];
             tcp_pair(pair);
             fcntl(pair[0], F_SETFL, 0);
-            must(engine && wc_link_open(engine, RAW_LINK, 1, 1, 5) == 0 && wc_lane_attach(engine, RAW_LINK, 0, pair[1], 1) == 0, "raw");
+            must(engine && wc_link_open(engine, RAW_LINK, 1, 1, 5) == 0 && wc_lane_attach(engine, RAW_LINK, 0, 1, pair[1], 1) == 0, "raw");
             wc_step steps[1] = {{.link = RAW_LINK, .start = START, .length = RAW, .to = result, .left = {.buffer = WC_INPUT},
                                  .after = {-1, -1}, .direction = WC_RECV, .action = kind == REDUCED ? WC_FINAL : WC_COPY, .result = 1}};
             steps[0].to.offset = kind == SHIFTED ? 0 : START;
@@ -984,12 +984,12 @@ static void test_no_memory(void)
         int pair[2], lost[2];
         tcp_pair(lost);
         allocations = 0;
-        CHECK(wc_lane_attach(b.engines[0], link_to(1), lane, lost[0], 1) == -1 && errno == ENOMEM);
+        CHECK(wc_lane_attach(b.engines[0], link_to(1), lane, 1, lost[0], 1) == -1 && errno == ENOMEM);
         allocations = -1;
         close(lost[1]);
         tcp_pair(pair);
         for (int r = 0; r < 2; r++)
-            must(wc_lane_attach(b.engines[r], link_to(1 - r), lane, pair[r], 1) == 0, "attach");
+            must(wc_lane_attach(b.engines[r], link_to(1 - r), lane, 1, pair[r], 1) == 0, "attach");
     }
     static const uint8_t filled[COUNT * 4 / WC_DIGEST_BLOCK + 1] = {[0 ... COUNT * 4 / WC_DIGEST_BLOCK] = 1};
     call c = {.id = 1, .epoch = 1, .seq = 1, .fingerprint = 7, .count = COUNT, .dtype = WC_F32, .op = WC_SUM,
@@ -1025,7 +1025,7 @@ static void test_flood(void)
     int pair[2];
     tcp_pair(pair);
     must(wc_link_open(r.engine, RAW_LINK + 1, 1, 1, 5) == 0, "link");
-    must(wc_lane_attach(r.engine, RAW_LINK + 1, 0, pair[1], 1) == 0, "attach");
+    must(wc_lane_attach(r.engine, RAW_LINK + 1, 0, 1, pair[1], 1) == 0, "attach");
     wc_frame old = good_frame(), frames[BATCH];
     old.epoch = 4, old.length = 0;
     for (int i = 0; i < BATCH; i++)
@@ -1194,7 +1194,7 @@ static void test_bad_notes(void)
         raw r = raw_start(1);
         int pair[2];
         tcp_pair(pair);
-        must(wc_lane_attach(r.engine, RAW_LINK, 1, pair[1], 1) == 0, "attach");
+        must(wc_lane_attach(r.engine, RAW_LINK, 1, 1, pair[1], 1) == 0, "attach");
         wc_note_frame frames[2] = {sealed_note(good), good};
         wc_note_frame *bad = &frames[1];
         bad->version = i == 0 ? WC_FRAME_VERSION + 1 : WC_FRAME_VERSION;
@@ -1369,9 +1369,9 @@ static void test_arguments(void)
     uint8_t memory[64] = {0};
     CHECK(wc_link_open(engine, 1, 0, 1, 1) == -1 && wc_link_open(engine, 1, 2, 3, 1) == -1 && wc_link_open(engine, 1, 2, 0, 1) == -1);
     CHECK(wc_link_open(engine, 1, 2, 1, 1) == 0 && wc_link_open(engine, 1, 2, 1, 1) == -1);
-    CHECK(wc_lane_attach(engine, 1, 2, -1, 1) == -1 && wc_lane_attach(engine, 2, 0, -1, 1) == -1);
+    CHECK(wc_lane_attach(engine, 1, 2, 1, -1, 1) == -1 && wc_lane_attach(engine, 2, 0, 1, -1, 1) == -1);
     int spare = dup(0);
-    CHECK(wc_lane_attach(engine, 1, 3, spare, 1) == -1 && errno == EINVAL && fcntl(spare, F_GETFD) < 0); /* closed */
+    CHECK(wc_lane_attach(engine, 1, 3, 1, spare, 1) == -1 && errno == EINVAL && fcntl(spare, F_GETFD) < 0); /* closed */
     CHECK(wc_note_send(engine, 1, memory, 0) == -1 && errno == EINVAL && wc_note_send(engine, 9, memory, 1) == -1 && errno == EINVAL);
     CHECK(wc_note_send(engine, 1, memory, WC_NOTE_BYTES + 1) == -1 && errno == EINVAL);
     wc_step good = {.link = 1, .length = 64, .to = {.buffer = WC_RESULT}, .after = {-1, -1}, .direction = WC_RECV, .action = WC_COPY};

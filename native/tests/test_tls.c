@@ -93,7 +93,7 @@ static wire wire_at(wc_engine *engine, const wc_tls_identity *identity, uint64_t
         must(a >= 0 && b >= 0, "handshake");
     }
     wc_tls_take(w.other);
-    must(wc_lane_attach_tls(engine, w.link, lane, ours, 0) == 0, "attach");
+    must(wc_lane_attach_tls(engine, w.link, lane, 1, ours, 0) == 0, "attach");
     return w;
 }
 

@@ -54,12 +54,18 @@ class Cancelled(Struct, frozen=True):
 
 
 class LaneDown(Struct, frozen=True):
-    """A lane is closed, and its link of no use any more: close it. error: errno, 0 if the other end closed it."""
+    """A lane's connection is closed. error: errno, 0 if the other end closed it.
+
+    *goes_on*: what was on it goes over other lanes, and over the next connection, when it is attached; else the link is
+    of no use any more: close it.
+    """
 
     link: int
     lane: int
     error: int
     text: str
+    connection: int = 1  # its number
+    goes_on: bool = False
 
 
 class Mismatch(Struct, frozen=True):
@@ -237,17 +243,17 @@ class Engine:
             f"link {link} cannot be opened with {lanes} lanes",
         )
 
-    def attach_lane(self, link: int, lane: int, fd: int, checksums: bool = True) -> None:
-        """Hand over the connected socket *fd*, once; the engine owns it from here on, also when this raises.
+    def attach_lane(self, link: int, lane: int, fd: int, checksums: bool = True, *, connection: int = 1) -> None:
+        """Hand over the connected socket *fd*; the engine owns it from here on, also when this raises.
 
-        See wc_lane_attach for checksums and the lane for notes.
+        See wc_lane_attach for checksums, the number of a *connection*, and the lane for notes.
         """
-        attached = lib.wc_lane_attach(self._live, link, lane, fd, int(checksums))
+        attached = lib.wc_lane_attach(self._live, link, lane, connection, fd, int(checksums))
         _check(attached, f"lane {lane} of link {link} cannot be attached")
 
-    def attach_sealed(self, link: int, lane: int, sealed: Sealed) -> None:
+    def attach_sealed(self, link: int, lane: int, sealed: Sealed, *, connection: int = 1) -> None:
         """The same with a sealed connection, whose handshake is over, and its socket. No checksums: TLS has its own."""
-        attached = lib.wc_lane_attach_tls(self._live, link, lane, sealed.hand_over(), 0)
+        attached = lib.wc_lane_attach_tls(self._live, link, lane, connection, sealed.hand_over(), 0)
         _check(attached, f"lane {lane} of link {link} cannot be attached")
 
     def attach_pipe(self, link: int, lane: int, fd: int, memory: int, *, first: bool, checksums: bool = True) -> None:
@@ -312,6 +318,10 @@ class Engine:
     def cancel(self, op_id: int) -> None:
         """Give op *op_id* up; answered by Cancelled, with a Done before it if the op had just finished."""
         _check(lib.wc_cancel(self._live, op_id), f"op {op_id} cannot be cancelled")
+
+    def release(self, op_id: int) -> None:
+        """Keep op *op_id* no more, which has finished: what it has sent need not be sent again. See wc_release."""
+        lib.wc_release(self._live, op_id)
 
     def withhold_vote(self, op_id: int) -> None:
         """From now on op *op_id* sends no vote by itself. Where it was too late the Done that says so waits already."""
@@ -407,7 +417,7 @@ def _event(e: c.Event) -> Event:
     if kind == lib.WC_EV_CANCELLED:
         return Cancelled(e.op, e.first, e.last)
     if kind == lib.WC_EV_LANE_DOWN:
-        return LaneDown(e.link, e.lane, e.error, ffi.string(e.text).decode(errors="replace"))
+        return LaneDown(e.link, e.lane, e.error, ffi.string(e.text).decode(errors="replace"), e.value, e.extra > 0)
     if kind == lib.WC_EV_CALLS:
         return Calls(e.op)
     return Mismatch(e.link, e.op, e.value, e.extra)

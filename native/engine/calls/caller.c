@@ -95,6 +95,7 @@ static void commit(wc_caller *caller)
         wc_call_record *record = record_of(caller, seq);
         record->state = WC_CALL_COMMITTED;
         record->ended = wc_now(CLOCK_MONOTONIC);
+        wc_release(caller->engine, record->op);
         wc_call *slot = &caller->ring[(caller->cursor + WC_CALLS - (uint32_t)(caller->number - record->call.posted)) % WC_CALLS];
         slot->answer = record->call.answer;
         __atomic_store_n(&slot->answered, record->call.posted, __ATOMIC_RELEASE);

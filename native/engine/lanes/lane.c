@@ -25,6 +25,7 @@ void wc_lane_destroy(wc_lane *lane)
     if (lane->stream.fd >= 0)
         wc_stream_close(&lane->stream, true);
     free(lane->tx_private);
+    free(lane->log);
     pthread_mutex_destroy(&lane->info_mutex);
 }
 
@@ -44,8 +45,7 @@ void wc_lane_interest(wc_lane *lane)
         lane->armed = wanted;
 }
 
-/* The lane is lost: no other lane may go on with the parts that it has begun, they wait for the end of their epoch or
-   op. */
+/* The parts that it has begun wait: for the other end to say how far they came, or for the end of their op. */
 static void drop_socket(wc_lane *lane, bool orderly)
 {
     /* a forked child may hold a copy: close is not enough */
@@ -54,22 +54,43 @@ static void drop_socket(wc_lane *lane, bool orderly)
     lane->tx_count = 0;
     free(lane->tx_private);
     lane->tx_private = NULL;
+    lane->tx_first = 0;
+    lane->tx_sent = 0;
     lane->rx_part = NULL;
-    lane->rx_parked = false;
+    lane->rx_parked = lane->rx_body = lane->rx_more = lane->blocked = false;
+    lane->rx_have = lane->armed = 0;
     atomic_store_explicit(&lane->counters.attached, false, memory_order_relaxed);
     atomic_store_explicit(&lane->counters.parked, false, memory_order_relaxed);
 }
 
-void wc_lane_down(wc_lane *lane, int error, const char *format, ...)
+static void end(wc_lane *lane, bool goes_on, int error, const char *format, va_list arguments)
 {
     if (lane->stream.fd < 0)
         return;
+    wc_event event = wc_event_lane_down(lane->link->id, lane->index, error, format, arguments);
+    const uint64_t taken = lane->rx_begin + (lane->rx_body ? sizeof(wc_frame) + wc_frame_rest(&lane->rx_frame) - lane->rx_left : 0);
+    event.value = lane->connection;
+    event.extra = goes_on && wc_lost_begin(lane);
+    drop_socket(lane, false);
+    if (event.extra)
+        wc_lost_say(lane, lane->connection, taken);
+    wc_events_push(&lane->worker->engine->events, &event);
+}
+
+void wc_lane_down(wc_lane *lane, int error, const char *format, ...)
+{
     va_list arguments;
     va_start(arguments, format);
-    const wc_event event = wc_event_lane_down(lane->link->id, lane->index, error, format, arguments);
+    end(lane, false, error, format, arguments);
     va_end(arguments);
-    drop_socket(lane, false);
-    wc_events_push(&lane->worker->engine->events, &event);
+}
+
+void wc_lane_lost(wc_lane *lane, int error, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    end(lane, true, error, format, arguments);
+    va_end(arguments);
 }
 
 void wc_lane_set_pace(wc_lane *lane, uint64_t rate)
@@ -89,12 +110,18 @@ static void receive(wc_lane *lane)
     wc_ready_mark(&lane->worker->ready, WC_READY_LANE, &lane->mark);
 }
 
-void wc_lane_attach_stream(wc_lane *lane, wc_stream stream, bool checksums)
+void wc_lane_attach_stream(wc_lane *lane, uint64_t connection, wc_stream stream, bool checksums)
 {
     int fd = stream.fd, on = 1;
+    if (lane->stream.fd >= 0)
+        wc_lane_lost(lane, 0, "another connection takes its place");
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on); /* other kinds of sockets need none */
     lane->stream = stream;
+    lane->connection = connection;
     lane->checksums = checksums;
+    lane->rx_begin = lane->last_seq = 0;
+    if (!lane->owed) /* else the log is of the one before */
+        lane->tx_end = lane->log_count = lane->log_lacks = 0;
     socklen_t size = sizeof lane->unsent;
     if (getsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &lane->unsent, &size) < 0 || lane->unsent > WC_MOST_UNSENT)
         lane->unsent = 0; /* other kinds of sockets, or as the system has it */
@@ -104,7 +131,9 @@ void wc_lane_attach_stream(wc_lane *lane, wc_stream stream, bool checksums)
     atomic_store_explicit(&lane->counters.attached, true, memory_order_relaxed);
     wc_lane_interest(lane);
     wc_ready_mark(&lane->worker->ready, WC_READY_GROUP, &lane->group->mark);
-    if (wc_stream_holds(&lane->stream))
+    if (connection <= lane->said) /* the other end has lost it already, and knows that nothing came */
+        wc_lane_lost(lane, 0, "the other end has lost it");
+    else if (wc_stream_holds(&lane->stream))
         receive(lane);
 }
 
@@ -140,6 +169,6 @@ void wc_lane_serve(wc_lane *lane, uint32_t events)
         int error = 0; /* of a sealed one, too: whether its end was orderly stands behind what is not read */
         socklen_t size = sizeof error;
         getsockopt(lane->stream.fd, SOL_SOCKET, SO_ERROR, &error, &size);
-        wc_lane_down(lane, error, "%s", error ? strerror(error) : "closed by the other end");
+        wc_lane_lost(lane, error, "%s", error ? strerror(error) : "closed by the other end");
     }
 }

@@ -1,5 +1,5 @@
-/* Lanes: one socket each, the frames that are on their way out, and the one that is coming in. Its worker alone touches
-   a lane. */
+/* Lanes: one socket each at a time, the frames that are on their way out, and the one that is coming in. Its worker alone
+   touches a lane. */
 #ifndef WC_LANE_H
 #define WC_LANE_H
 
@@ -17,6 +17,20 @@ typedef struct {
     bool last;      /* of its part */
 } wc_tx_frame;
 
+/* Bytes of its payload that a frame has there. */
+static inline uint32_t wc_frame_rest(const wc_frame *frame)
+{
+    return frame->length - (uint32_t)frame->taken;
+}
+
+/* A frame that was given to the connection, and where it begins there: see lost.c. */
+typedef struct {
+    uint64_t at;
+    wc_part *part;
+    uint64_t offset, checksum;
+    uint32_t length, taken; /* as in the frame */
+} wc_logged;
+
 typedef struct {
     atomic_ullong bytes_sent, bytes_received, frames_sent, frames_received, frames_dropped, checksum_failures;
     atomic_bool parked, attached;
@@ -28,8 +42,14 @@ struct wc_lane {
     wc_lane_group *group;
     wc_worker *worker;
     uint32_t index;
-    bool given;         /* a socket was handed over, once and for all; guarded by engine->mutex */
+    uint64_t given;     /* number of the newest connection that was handed over; guarded by engine->mutex */
     wc_stream stream;
+    uint64_t connection; /* its number, or that of the last one */
+    uint64_t said;      /* the newest of which the other end was told how far it came */
+    uint64_t owed;      /* one that is lost, of which the other end has yet to say so: until then nothing leaves; 0: none */
+    wc_logged *log;     /* what was sent over it, or over the one that is owed */
+    uint32_t log_count, log_room;
+    bool log_lacks;     /* there was no memory for it */
     bool checksums;     /* of payloads, both ways */
     uint32_t armed;     /* epoll interest; 0: epoll does not know it yet */
     uint64_t pace;      /* bytes per second; 0: no limit */
@@ -43,9 +63,11 @@ struct wc_lane {
     wc_tx_frame tx[WC_TX_FRAMES];
     uint32_t tx_first, tx_count;
     size_t tx_sent;      /* bytes of frame tx_first, header included */
+    uint64_t tx_end;     /* bytes that the connection has had when the last frame of tx is through */
     uint8_t *tx_private; /* payload of a voided, half-sent frame */
 
     uint8_t rx_buffer[sizeof(wc_frame)];
+    uint64_t rx_begin; /* bytes of the connection before the frame that comes in */
     uint32_t rx_have;  /* header bytes */
     bool rx_body;      /* rx_frame is accepted (or drained), rx_left payload bytes follow */
     bool rx_parked;
@@ -55,6 +77,7 @@ struct wc_lane {
     uint32_t rx_left;
     wc_checksum rx_sum; /* lags behind final payload, by less than a piece */
     wc_part *rx_part;   /* NULL: drained */
+    bool rx_resumed;    /* the frame began on another connection */
     uint8_t rx_tail[8]; /* of a reduction: bytes of an element that has not arrived whole */
     uint32_t rx_tail_bytes;
 
@@ -70,17 +93,27 @@ struct wc_lane {
 /* Lane.c */
 void wc_lane_init(wc_lane *lane, wc_link *link, wc_worker *worker, uint32_t index);
 void wc_lane_destroy(wc_lane *lane);
-void wc_lane_attach_stream(wc_lane *lane, wc_stream stream, bool checksums);
+void wc_lane_attach_stream(wc_lane *lane, uint64_t connection, wc_stream stream, bool checksums);
 void wc_lane_set_pace(wc_lane *lane, uint64_t rate);
 void wc_lane_close(wc_lane *lane); /* for good, silently */
 void wc_lane_interest(wc_lane *lane);
 void wc_lane_serve(wc_lane *lane, uint32_t events); /* epoll tells of these */
+/* The link is of no use any more */
 void wc_lane_down(wc_lane *lane, int error, const char *format, ...) __attribute__((format(printf, 3, 4)));
+/* The connection is lost, and no more than that where it can be helped: see lost.c */
+void wc_lane_lost(wc_lane *lane, int error, const char *format, ...) __attribute__((format(printf, 3, 4)));
 void wc_lane_resume(wc_lane *lane); /* the frame that waits, if one does, is looked at again */
 
 /* Lane_send.c */
 void wc_lane_send(wc_lane *lane); /* what there is, as far as it has room */
 void wc_lane_forget_tx(wc_lane *lane, const wc_work *work); /* all parts of work, or with NULL all parts */
+
+/* Lost.c */
+void wc_lost_log(wc_lane *lane, const wc_tx_frame *frame); /* that is on its way */
+void wc_lost_forget(wc_lane *lane, const wc_work *work);   /* it will not be sent again; NULL: nothing will */
+bool wc_lost_begin(wc_lane *lane); /* before the socket goes. False: what is lost with it cannot be had again */
+void wc_lost_say(wc_lane *lane, uint64_t connection, uint64_t taken); /* once it is closed */
+void wc_lost_heard(wc_lane *lane, const wc_lost *lost);
 
 /* Window.c */
 void wc_window_begin(wc_lane *lane); /* of a new socket */

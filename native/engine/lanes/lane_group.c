@@ -33,7 +33,8 @@ void wc_group_post(wc_op_queue *queue)
     wc_group_look(group);
 }
 
-void wc_group_forget(wc_lane_group *group, wc_work *work)
+/* All that the op has there, or with NULL all of every op. */
+static void forget(wc_lane_group *group, wc_work *work)
 {
     for (uint32_t i = 0; i < group->lanes_count; i++) {
         wc_lane_forget_tx(lane_of(group, i), work);
@@ -48,6 +49,18 @@ void wc_group_forget(wc_lane_group *group, wc_work *work)
     wc_group_look(group);
 }
 
+void wc_group_leave(wc_lane_group *group, wc_op_queue *queue)
+{
+    wc_work *work = queue->work;
+    if (queue->task->remaining || atomic_load(&work->resent)) {
+        forget(group, work);
+        return;
+    }
+    for (uint32_t i = 0; i < group->lanes_count; i++) /* it has finished: no lane has more of it */
+        wc_lost_forget(lane_of(group, i), work);
+    wc_queue_leave(queue);
+}
+
 void wc_group_set_epoch(wc_lane_group *group, uint64_t epoch)
 {
     if (epoch <= group->epoch)
@@ -56,7 +69,7 @@ void wc_group_set_epoch(wc_lane_group *group, uint64_t epoch)
     group->next_seq = 0;
     for (uint32_t i = 0; i < group->lanes_count; i++)
         lane_of(group, i)->last_seq = 0;
-    wc_group_forget(group, NULL);
+    forget(group, NULL);
 }
 
 void wc_group_set_pace(wc_lane_group *group, uint64_t rate)
@@ -67,7 +80,7 @@ void wc_group_set_pace(wc_lane_group *group, uint64_t rate)
 
 void wc_group_close(wc_lane_group *group)
 {
-    wc_group_forget(group, NULL);
+    forget(group, NULL);
     for (uint32_t i = 0; i < group->lanes_count; i++)
         wc_lane_close(lane_of(group, i));
 }

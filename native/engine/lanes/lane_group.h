@@ -19,7 +19,7 @@ struct wc_lane_group {
 void wc_group_send(wc_lane_group *group); /* lanes that have room send what there is, in turns */
 void wc_group_look(wc_lane_group *group); /* frames that wait are looked at again */
 void wc_group_post(wc_op_queue *queue);
-void wc_group_forget(wc_lane_group *group, wc_work *work); /* all that the op has there, or with NULL all of every op */
+void wc_group_leave(wc_lane_group *group, wc_op_queue *queue); /* all that its op has there */
 void wc_group_set_epoch(wc_lane_group *group, uint64_t epoch);
 void wc_group_set_pace(wc_lane_group *group, uint64_t rate);
 void wc_group_close(wc_lane_group *group); /* and its lanes, for good, silently */

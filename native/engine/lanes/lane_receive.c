@@ -2,6 +2,7 @@
 #include "shared.h"
 
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
@@ -128,8 +129,10 @@ static void end_frame(wc_lane *lane)
     wc_part *part = lane->rx_part;
     lane->rx_body = false;
     lane->rx_part = NULL;
+    lane->rx_begin += sizeof(wc_frame) + wc_frame_rest(&lane->rx_frame);
     wc_count(part ? &lane->counters.frames_received : &lane->counters.frames_dropped, 1);
-    if (lane->checksums && lane->rx_sum.sum != lane->rx_frame.checksum) {
+    const bool partly = !part && lane->rx_resumed; /* it was drained, and the rest of it before */
+    if (lane->checksums && !partly && lane->rx_sum.sum != lane->rx_frame.checksum) {
         wc_count(&lane->counters.checksum_failures, 1);
         wc_lane_down(lane, EBADMSG, "checksum: %016llx over seq %llu offset %llu, the frame says %016llx",
                      (unsigned long long)lane->rx_sum.sum, (unsigned long long)lane->rx_frame.seq,
@@ -140,6 +143,17 @@ static void end_frame(wc_lane *lane)
         return;
     part->arrived = true;
     wc_part_finish(part);
+}
+
+/* The frame goes on where it was when the connection before was lost. */
+static void resume(wc_lane *lane, wc_part *part)
+{
+    wc_partial *partial = part->partial;
+    part->partial = NULL;
+    lane->rx_sum = partial->sum;
+    lane->rx_tail_bytes = partial->tail_bytes;
+    memcpy(lane->rx_tail, partial->tail, sizeof lane->rx_tail);
+    free(partial);
 }
 
 /* A whole header is in rx_buffer. False: the lane reads no further for now. */
@@ -154,9 +168,12 @@ static bool begin_frame(wc_lane *lane)
         return false;
     lane->rx_have = 0;
     lane->rx_body = true;
-    lane->rx_left = lane->rx_frame.length;
+    lane->rx_left = wc_frame_rest(&lane->rx_frame);
+    lane->rx_resumed = lane->rx_frame.taken > 0;
     lane->rx_tail_bytes = 0;
     wc_checksum_begin(&lane->rx_sum, lane->rx_frame.offset, lane->rx_left);
+    if (lane->rx_part && lane->rx_part->partial)
+        resume(lane, lane->rx_part);
     if (lane->rx_left == 0)
         end_frame(lane);
     return lane->stream.fd >= 0;
@@ -183,11 +200,11 @@ static size_t read_once(wc_lane *lane)
         return 0;
     if (n < 0) {
         int error = errno;
-        wc_lane_down(lane, error, "receive: %s", wc_stream_reason(&lane->stream, error));
+        wc_lane_lost(lane, error, "receive: %s", wc_stream_reason(&lane->stream, error));
         return 0;
     }
     if (n == 0) {
-        wc_lane_down(lane, 0, "closed by the other end%s", lane->rx_body || lane->rx_have ? " within a frame" : "");
+        wc_lane_lost(lane, 0, "closed by the other end%s", lane->rx_body || lane->rx_have ? " within a frame" : "");
         return 0;
     }
     wc_count(&lane->counters.bytes_received, (uint64_t)n);

@@ -31,7 +31,7 @@ static void make_frame(wc_lane *lane, wc_part *part, uint64_t end)
     const wc_op *op = &part->work->op;
     wc_tx_frame *frame = &lane->tx[lane->tx_first + lane->tx_count++];
     uint64_t payload = wc_wire_bytes(part, part->cursor, end);
-    frame->payload = payload ? wc_spot_at(part, part->left, part->cursor) : NULL;
+    frame->payload = payload ? wc_spot_at(part, part->left, part->cursor) + part->taken : NULL;
     frame->part = part;
     frame->saved = end - part->cursor - payload;
     frame->header = (wc_frame){
@@ -42,14 +42,19 @@ static void make_frame(wc_lane *lane, wc_part *part, uint64_t end)
         .fingerprint = op->fingerprint,
         .offset = part->cursor,
         .length = (uint32_t)payload,
+        .taken = part->taken,
     };
-    if (lane->checksums && payload)
-        frame->header.checksum = payload_checksum(part, end);
+    if (lane->checksums && payload) /* what was taken may have been written over since */
+        frame->header.checksum = part->taken ? part->checksum : payload_checksum(part, end);
+    part->taken = 0;
     frame->header.check = wc_header_check(kernels, &frame->header);
     part->cursor = end;
+    if (part->framed < end)
+        part->framed = end;
     frame->last = end == part->end;
     if (frame->last)
         wc_list_remove(&lane->begun, &part->node);
+    wc_lost_log(lane, frame);
 }
 
 /* A part whose next frame can leave: one that the lane has begun, or a further one. */
@@ -78,7 +83,7 @@ static void fill(wc_lane *lane, uint32_t *begun, uint32_t *quota)
         if (!part || !wc_part_frame(part, &end))
             return;
         make_frame(lane, part, end);
-        bytes += sizeof(wc_frame) + lane->tx[lane->tx_count - 1].header.length;
+        bytes += sizeof(wc_frame) + wc_frame_rest(&lane->tx[lane->tx_count - 1].header);
     }
 }
 
@@ -89,7 +94,7 @@ static void advance(wc_lane *lane, size_t n)
     lane->tx_sent += n;
     while (lane->tx_count) {
         wc_tx_frame *frame = &lane->tx[lane->tx_first];
-        size_t size = sizeof frame->header + frame->header.length;
+        size_t size = sizeof frame->header + wc_frame_rest(&frame->header);
         if (lane->tx_sent < size)
             return;
         lane->tx_sent -= size;
@@ -106,8 +111,10 @@ static void advance(wc_lane *lane, size_t n)
                                   memory_order_relaxed);
         if (frame->saved)
             atomic_fetch_add_explicit(&work->saved, frame->saved, memory_order_relaxed);
-        if (frame->last)
+        if (frame->last && !frame->part->gone) {
+            frame->part->gone = true;
             wc_part_finish(frame->part);
+        }
     }
 }
 
@@ -120,7 +127,7 @@ static int gather(const wc_lane *lane, struct iovec *iov, size_t *total)
         const wc_tx_frame *frame = &lane->tx[lane->tx_first + i];
         struct iovec pieces[2] = {
             {(void *)&frame->header, sizeof frame->header},
-            {(void *)frame->payload, frame->header.length},
+            {(void *)frame->payload, wc_frame_rest(&frame->header)},
         };
         for (int k = 0; k < 2; k++) {
             size_t cut = skip < pieces[k].iov_len ? skip : pieces[k].iov_len;
@@ -142,7 +149,7 @@ void wc_lane_send(wc_lane *lane)
         lane->round = lane->worker->round;
         lane->round_bytes = WC_ROUND_BYTES;
     }
-    while (lane->stream.fd >= 0 && !lane->blocked) {
+    while (lane->stream.fd >= 0 && !lane->blocked && !lane->owed) {
         bool unsent = wc_stream_unsent(&lane->stream);
         if (lane->tx_count == 0 && !unsent)
             fill(lane, &begun, &quota);
@@ -154,7 +161,7 @@ void wc_lane_send(wc_lane *lane)
         ssize_t n = wc_stream_send(&lane->stream, iov, pieces);
         if (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK) {
             int error = errno;
-            wc_lane_down(lane, error, "send: %s", wc_stream_reason(&lane->stream, error));
+            wc_lane_lost(lane, error, "send: %s", wc_stream_reason(&lane->stream, error));
             return;
         }
         if (n > 0) {
@@ -185,7 +192,7 @@ void wc_lane_forget_tx(wc_lane *lane, const wc_work *work)
         if (frame->part && (!work || frame->part->work == work)) {
             if (i > 0 || lane->tx_sent == 0)
                 continue;
-            uint32_t length = frame->header.length;
+            uint32_t length = wc_frame_rest(&frame->header);
             if (length && !(lane->tx_private = malloc(length))) {
                 wc_lane_down(lane, ENOMEM, "no memory to complete a frame of an aborted operation");
                 return;
@@ -198,4 +205,5 @@ void wc_lane_forget_tx(wc_lane *lane, const wc_work *work)
         frames[kept++] = *frame;
     }
     lane->tx_count = kept;
+    wc_lost_forget(lane, work);
 }

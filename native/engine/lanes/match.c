@@ -27,6 +27,13 @@ static wc_part *part_at(const wc_op_queue *queue, uint16_t number, uint64_t offs
     return part->queue == queue ? part : NULL;
 }
 
+/* The frame is the one of which the beginning came over a connection that is lost. */
+static bool resumes(const wc_partial *partial, const wc_frame *frame)
+{
+    return partial && frame->taken == partial->have && frame->offset == partial->header.offset &&
+           frame->length == partial->header.length && frame->checksum == partial->header.checksum;
+}
+
 /* The frame belongs to the queue's op; is it the next one of a part? */
 static wc_verdict match_part(wc_lane *lane, wc_op_queue *queue, const wc_frame *frame)
 {
@@ -37,6 +44,14 @@ static wc_verdict match_part(wc_lane *lane, wc_op_queue *queue, const wc_frame *
                       part ? "which is here" : "expected none");
     if (part->lane && part->lane != lane)
         return REFUSE(lane, "offset %llu in seq %llu, which lane %u has begun", offset, seq, part->lane->index);
+    if (part->partial || frame->taken) {
+        if (!resumes(part->partial, frame))
+            return REFUSE(lane, "offset %llu in seq %llu, %llu bytes of it taken, expected %u", offset, seq,
+                          (unsigned long long)frame->taken, part->partial ? part->partial->have : 0);
+        lane->rx_part = part;
+        part->lane = lane;
+        return WC_ACCEPT;
+    }
     if (offset != part->cursor)
         return REFUSE(lane, "offset %llu in seq %llu, expected %llu", offset, seq, (unsigned long long)part->cursor);
     const unsigned long long most = wc_wire_bytes(part, part->cursor, part->end);
@@ -83,6 +98,8 @@ wc_verdict wc_match(wc_lane *lane)
         return REFUSE(lane, "version %u.%u of frames, expected %u", frame->version, frame->reserved, WC_FRAME_VERSION);
     if (frame->length > limit)
         return REFUSE(lane, "frame of %u bytes, expected at most %u", frame->length, limit);
+    if (frame->taken && frame->taken >= frame->length)
+        return REFUSE(lane, "frame of %u bytes of which %llu were taken", frame->length, (unsigned long long)frame->taken);
     if (frame->length == 0 && (frame->number || frame->offset))
         return REFUSE(lane, "an empty frame of step %u at offset %llu, expected of step 0 only", frame->number,
                       (unsigned long long)frame->offset);
@@ -92,7 +109,7 @@ wc_verdict wc_match(wc_lane *lane)
     wc_op_queue *queue = (wc_op_queue *)group->queues.head;
     while (queue && queue->work->op.seq != frame->seq)
         queue = (wc_op_queue *)queue->node.next;
-    if (!queue)
+    if (!queue || queue->task->remaining == 0)
         return frame->seq < group->next_seq ? WC_DRAIN : WC_PARK; /* done or cancelled, or not posted yet */
     if (frame->fingerprint != queue->work->op.fingerprint) {
         report_mismatch(lane, queue->work, frame);

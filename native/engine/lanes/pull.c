@@ -37,7 +37,7 @@ void wc_queue_leave(wc_op_queue *queue)
 
 static bool has_room(const wc_lane *lane)
 {
-    return lane->stream.fd >= 0 && !lane->blocked && lane->tx_count == 0;
+    return lane->stream.fd >= 0 && !lane->blocked && !lane->owed && lane->tx_count == 0;
 }
 
 /* The op's unbegun parts are meant for a range of lanes, this one among them. */

@@ -199,7 +199,7 @@ static void make_parts(wc_work *work)
             part->work = work;
             part->home = (work->first_lane + p) % op->lanes;
             part->task = &work->tasks[part->home % op->lane_groups % engine->config.workers];
-            part->begin = part->cursor = part_cut(step->start, step->length, count, p, align);
+            part->begin = part->cursor = part->framed = part_cut(step->start, step->length, count, p, align);
             part->end = part_cut(step->start, step->length, count, p + 1, align);
             describe_part(part, step);
             part->segment = part_segment(engine, part, count > op->lanes);

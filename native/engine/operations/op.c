@@ -15,6 +15,12 @@ static void *room(wc_work *work, size_t count, size_t size)
 
 void wc_work_free(wc_work *work)
 {
+    if (work->answers) {
+        const wc_event event = {.type = WC_EV_CANCELLED, .op = work->op.id};
+        wc_events_push(&work->engine->events, &event);
+    }
+    for (size_t i = 0; i < work->parts_count && work->parts; i++)
+        free(work->parts[i].partial);
     wc_commands_free(work->cancelling);
     if (work->owner)
         work->owner->unref(work->owner);
@@ -185,6 +191,21 @@ static void tell(wc_work *work, uint64_t digest)
     }
 }
 
+void wc_work_retire(wc_work *work)
+{
+    wc_command *commands = work->cancelling;
+    work->cancelling = NULL;
+    table_remove(work->engine, work);
+    for (wc_command *command = commands; command; command = command->next)
+        command->type = WC_CMD_RELEASE;
+    atomic_fetch_add(&work->refs, work->engine->config.workers);
+    if (!atomic_load(&work->resent)) { /* nobody reads it any more: the next op may have it at once */
+        wc_scratch_give(work->engine, work->scratch);
+        work->scratch = NULL;
+    }
+    wc_commands_send(commands, 0, NULL, work);
+}
+
 /* The last worker has let go: DONE unless it was given up, and an answer to a cancel. Who withholds the vote, or
    cancels, and then takes all events knows whether it goes out: that is decided together with the event. */
 static void settle(wc_work *work)
@@ -208,7 +229,7 @@ static void settle(wc_work *work)
     bool signal = false, speaks = true;
     const bool taken = !aborted && work->owner && work->owner->finished(work, &event, &speaks);
     pthread_mutex_lock(&engine->mutex);
-    table_remove(engine, work);
+    work->settled = true;
     const bool tells = work->speaks && speaks && !aborted;
     event.voted = tells;
     if (tells)
@@ -220,16 +241,23 @@ static void settle(wc_work *work)
     if (!atomic_load(&work->mismatched))
         wc_events_release(&engine->events, 1);
     event = (wc_event){.type = WC_EV_CANCELLED, .op = work->op.id, .first = first, .last = last};
-    if (work->cancelling)
-        wc_events_release(&engine->events, 1);
-    else
+    bool stays = false;
+    if (!work->cancelling) {
         signal |= wc_events_put(&engine->events, &event);
+        table_remove(engine, work);
+    } else {
+        wc_events_release(&engine->events, 1);
+        stays = work->queues_count && !work->released;
+        if (!stays)
+            wc_work_retire(work);
+    }
     pthread_mutex_unlock(&engine->mutex);
     if (tells) /* first: others wait for it */
         tell(work, digest);
     if (signal)
         wc_events_signal(&engine->events);
-    wc_work_unref(work);
+    if (!stays)
+        wc_work_unref(work);
 }
 
 void wc_work_let_go(wc_work *work, bool aborted)

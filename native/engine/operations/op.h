@@ -49,6 +49,9 @@ struct wc_work {
     atomic_uint unfinished, refs;
     atomic_bool aborted;            /* a worker let go of parts that were not finished */
     atomic_bool mismatched;         /* told to the caller */
+    atomic_bool resent;             /* some of it was given back to be sent again, also after it has finished */
+    bool settled, released;         /* finished here; committed, or of no use. Guarded by engine->mutex */
+    bool answers;                   /* a cancel, when it is freed */
     atomic_ullong bytes_sent, in_memory, saved; /* bytes_sent: over sockets, in_memory: through pipes */
     atomic_ullong first, last;      /* see wc_event */
     size_t itemsize;
@@ -99,5 +102,7 @@ void wc_work_leave_links(wc_work *work); /* once it is posted, or before it is f
 void wc_work_free(wc_work *work);
 void wc_work_unref(wc_work *work);
 void wc_work_let_go(wc_work *work, bool aborted); /* by each involved worker, once */
+/* Takes it out of the table and out of all workers, one after the other; engine->mutex held. Follow with wc_work_unref */
+void wc_work_retire(wc_work *work);
 
 #endif

@@ -30,12 +30,18 @@ static uint64_t whole_blocks(const wc_part *part, uint64_t bound)
     return bound;
 }
 
+/* How far it has ever been. */
+static uint64_t passed(const wc_part *part)
+{
+    return part->direction == WC_SEND ? part->framed : part->cursor;
+}
+
 uint64_t wc_part_bound(const wc_part *part)
 {
     uint64_t bound = part->end;
     for (int i = 0; i < WC_AFTER; i++)
-        if (part->after[i] && part->after[i]->cursor < bound)
-            bound = part->after[i]->cursor;
+        if (part->after[i] && passed(part->after[i]) < bound)
+            bound = passed(part->after[i]);
     return whole_blocks(part, bound);
 }
 

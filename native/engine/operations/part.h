@@ -3,6 +3,7 @@
 #define WC_PART_H
 
 #include "common.h"
+#include "lanes/checksum.h"
 #include "list.h"
 
 /* A place in memory that a part reads or writes, for any range of the part. */
@@ -10,6 +11,15 @@ typedef struct {
     uint8_t *base; /* of the step's first element */
     bool encoded;
 } wc_spot;
+
+/* The beginning of a frame, of which the rest comes over another connection: see lost.c. */
+typedef struct {
+    wc_frame header;
+    uint32_t have; /* bytes of payload */
+    wc_checksum sum;
+    uint8_t tail[8];
+    uint32_t tail_bytes;
+} wc_partial;
 
 struct wc_part {
     /* in a list: its queue's offered ones, a lane's begun ones, its task's local ones, or it is a WC_READY_PART */
@@ -28,6 +38,9 @@ struct wc_part {
     uint32_t awaited;                  /* of them: input is being filled */
     uint64_t start;                    /* of the step; blocks of the codec count from there */
     uint64_t begin, end, cursor;       /* bytes of raw elements; cursor: framed (send), or here (recv, local) */
+    uint64_t framed;                   /* send: the highest cursor; what is lost is framed again */
+    uint64_t checksum;                 /* send: of the next frame, if some of it was taken */
+    uint32_t taken;                    /* send: bytes of the next frame that the other end has */
     uint32_t home;                     /* the lane that it is meant for */
     uint32_t segment;                  /* send: frames end at absolute multiples of it */
     uint16_t number;
@@ -36,6 +49,8 @@ struct wc_part {
     bool encoded;                      /* bytes on the wire are; of a local part: some operand is */
     bool result, measured;
     bool arrived;                      /* recv: whole */
+    bool gone;                         /* send: once, whole */
+    wc_partial *partial;               /* recv: what came of a frame over a connection that is lost; NULL: nothing */
 };
 
 /* Bytes on the wire of these raw bytes; `from` is at a block's boundary */
