@@ -246,9 +246,11 @@ int wc_post(wc_engine *engine, const wc_op *op);
    or unknown is answered with WC_EV_CANCELLED too, when the workers are through with all that was said before. */
 int wc_cancel(wc_engine *engine, uint64_t op);
 /* An op that has finished is kept, since what it has sent may have to be sent again. No more: it is committed, or nothing
-   of this attempt counts. Its memory is read no more, unless the other end lies and was sent something again: who takes the
-   memory away waits for the answer to a wc_cancel of anything. Unknown ops are none. */
+   of this attempt counts. Unknown ops are none. */
 void wc_release(wc_engine *engine, uint64_t op);
+/* Whether anything was sent again. Then who takes memory away waits for the answer to a wc_cancel of anything: the other
+   end may have lied about what it lacks of an op that is released. */
+int wc_resent(const wc_engine *engine);
 /* Whether parts of the op wait for bytes of the input buffer that are not filled yet; 0 for an unknown one. */
 int wc_op_lacks_input(wc_engine *engine, uint64_t op);
 

@@ -355,6 +355,11 @@ void wc_release(wc_engine *engine, uint64_t id)
         wc_work_unref(work);
 }
 
+int wc_resent(const wc_engine *engine)
+{
+    return atomic_load(&engine->resent);
+}
+
 void wc_trace(wc_engine *engine, int on)
 {
     atomic_store(&engine->tracing, on != 0);

@@ -58,8 +58,9 @@ static void __attribute__((format(printf, 3, 4))) down(wc_notes *notes, int erro
 {
     va_list arguments;
     va_start(arguments, format);
-    const wc_event event = wc_event_lane_down(notes->link, notes->lane, error, format, arguments);
+    wc_event event = wc_event_lane_down(notes->link, notes->lane, error, format, arguments);
     va_end(arguments);
+    event.value = notes->given;
     drop_socket(notes, false);
     wc_events_push(&notes->engine->events, &event);
 }

@@ -30,7 +30,7 @@ static void leave(wc_worker *worker, wc_work *work)
 {
     for (size_t i = 0; i < work->queues_count; i++) {
         wc_op_queue *queue = &work->queues[i];
-        if (queue->task == &work->tasks[worker->index] && queue->group)
+        if (queue->task == &work->tasks[worker->index] && queue->node.listed) /* else it has none of it */
             wc_group_leave(queue->group, queue);
     }
 }
@@ -159,7 +159,7 @@ static void execute(wc_worker *worker, wc_command *command)
         break;
     case WC_CMD_LOST:
         atomic_fetch_sub(&link->notes.losing, 1);
-        wc_lost_heard(&link->lanes[command->lost.lane], &command->lost);
+        wc_lane_hear(&link->lanes[command->lost.lane], &command->lost);
         break;
     case WC_CMD_FENCE: /* all before it is done */
     case WC_CMD_FORGET: /* no event names it any more */

@@ -176,7 +176,7 @@ static int pipe_memory(uint64_t half)
 }
 
 /* The next event of an engine; type 0 after timeout_ms without one. */
-static inline wc_event next_event(wc_engine *engine, int timeout_ms)
+static wc_event next_event(wc_engine *engine, int timeout_ms)
 {
     wc_event event = {0};
     struct pollfd waiting = {.fd = wc_engine_fd(engine), .events = POLLIN};

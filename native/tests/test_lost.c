@@ -6,7 +6,7 @@
 #include "bed.h"
 #include "draw.h"
 
-enum { MOST = 6, ROOM = 8192 };
+enum { MOST = 6, ROOM = 8192, FENCE = 1 << 30 };
 
 /* One connection of a lane: what each end sends goes through the pump. */
 typedef struct wire wire;
@@ -240,6 +240,21 @@ static void check_all(const world *w, uint64_t seq, uint64_t count, const buffer
     CHECK(wrong == 0);
 }
 
+/* The ops up to `upto` are committed; their memory is used again. All have what they need, or none would have finished: the
+   thread sanitizer cannot see that, since it goes through sockets, so here the workers say that they are through. */
+static void release_all(world *w, uint64_t first, uint64_t upto)
+{
+    for (int r = 0; r < w->ranks; r++) {
+        for (uint64_t seq = first; seq <= upto; seq++)
+            wc_release(w->b.engines[r], seq);
+        wc_cancel(w->b.engines[r], FENCE);
+    }
+    for (int r = 0; r < w->ranks; r++)
+        for (wc_event event = {0}; event.type != WC_EV_CANCELLED && CHECK((event = next_event(w->b.engines[r], DEADLINE_MS)).type);)
+            if (event.type == WC_EV_LANE_DOWN)
+                lost(w, r, &event, 0);
+}
+
 /* Bytes that one lane has passed on in one direction. */
 static uint64_t passed_on(world *w, int r, int s, uint32_t lane, int end)
 {
@@ -254,9 +269,17 @@ static void at_every_byte(int ranks, uint32_t lanes, uint32_t workers, uint64_t 
     buffer input[MAX_RANKS], result[MAX_RANKS];
     for (int r = 0; r < ranks; r++)
         input[r] = buffer_new(count * 8), result[r] = buffer_new(count * 8);
-    uint64_t seq = 0, last = 1;
+    uint64_t seq = 1, last = 0;
     world w;
     world_start(&w, ranks, lanes, workers, WC_DIGEST_BLOCK);
+    post_all(&w, seq, count, input, result); /* how much there is */
+    if (!run(&w, seq, 0))
+        exit(1);
+    release_all(&w, seq, seq);
+    for (uint32_t i = 0; i < 2 * lanes; i++) {
+        const uint64_t bytes = passed_on(&w, 1, 0, i / 2, (int)i % 2);
+        last = bytes > last ? bytes : last;
+    }
     for (uint64_t at = 0; at < last; at += step)
         for (int end = 0; end < 2; end++) {
             const uint32_t lane = (uint32_t)(at / step % lanes);
@@ -266,12 +289,9 @@ static void at_every_byte(int ranks, uint32_t lanes, uint32_t workers, uint64_t 
             if (!run(&w, seq, 0))
                 exit(1);
             check_all(&w, seq, count, result);
-            for (int r = 0; r < ranks; r++)
-                wc_release(w.b.engines[r], seq);
-            const uint64_t bytes = passed_on(&w, 1, 0, lane, end);
-            last = bytes > last ? bytes : last;
+            release_all(&w, seq, seq);
         }
-    CHECK(atomic_load(&w.cuts) > 2 * last / step);
+    CHECK(atomic_load(&w.cuts) >= last / step);
     printf("at every %llu of %llu bytes, %d ranks, %u lanes, %u workers: %lu connections\n", (unsigned long long)step,
            (unsigned long long)last, ranks, lanes, workers, (unsigned long)atomic_load(&w.cuts));
     world_stop(&w);
@@ -299,11 +319,9 @@ static void at_random(int ranks, uint32_t lanes, uint32_t workers, uint64_t coun
             post_all(&w, seq + (uint64_t)f + 1, count, input[f], result[f]);
         if (!run(&w, seq + FLIGHT, every))
             exit(1);
-        for (int f = 0; f < FLIGHT; f++) {
+        for (int f = 0; f < FLIGHT; f++)
             check_all(&w, seq + (uint64_t)f + 1, count, result[f]);
-            for (int r = 0; r < ranks; r++)
-                wc_release(w.b.engines[r], seq + (uint64_t)f + 1);
-        }
+        release_all(&w, seq + 1, seq + FLIGHT);
     }
     printf("at random within %llu bytes, %d ranks, %u lanes, %u workers: %lu connections\n", (unsigned long long)every, ranks,
            lanes, workers, (unsigned long)atomic_load(&w.cuts));

@@ -215,6 +215,8 @@ static void test_pieces(wc_engine *engine, const wc_tls_identity *identity, uint
         done += event.type == WC_EV_DONE;
     }
     CHECK(came == TOTAL && done == 2);
+    wc_release(engine, out.id);
+    wc_release(engine, in.id);
     bool right = true;
     for (uint64_t i = 0; i < TOTAL; i++)
         right &= result.data[i] == byte_of(SEQ + 1, i);

@@ -42,9 +42,9 @@ from wancoll.native.engine import Cancelled, Done, Engine, LaneDown, Mismatch, h
 from wancoll.schedule.choose import make
 from wancoll.schedule.steps import Action, Buffer, Direction, Place, Schedule, Step
 
-HEADER = struct.Struct("<QBBHIQQQQQ")
+HEADER = struct.Struct("<QBBHIQQQQQQ")
 HEAD = HEADER.size
-VERSION = 3
+VERSION = 4
 
 
 def hash64(data: bytes) -> int:
@@ -356,8 +356,8 @@ def test_lanes_of_bbr_begin_it_anew_in_turns() -> None:
         return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0")
 
     def begins(sock: socket.socket) -> bool:
-        gain: int = struct.unpack("5I", sock.getsockopt(socket.IPPROTO_TCP, 26, 20))[3]  # TCP_CC_INFO
-        return gain == first_gain
+        info = sock.getsockopt(socket.IPPROTO_TCP, 26, 20)  # TCP_CC_INFO; short between the two changes of it
+        return len(info) == 20 and struct.unpack("5I", info)[3] == first_gain
 
     began = time.monotonic()
     with mesh_of(2, lanes, pair, workers=1) as ring:
@@ -436,7 +436,7 @@ def frame(payload: bytes, *, epoch: int = 5, seq: int = 1, number: int = 0, offs
     """A frame with its check words; *other*: version, fingerprint, length."""
     length, version = other.get("length", len(payload)), other.get("version", VERSION)
     fingerprint = other.get("fingerprint", FINGERPRINT)
-    head = HEADER.pack(0, version, 0, number, length, epoch, seq, fingerprint, offset, checksum_of(payload, offset))[8:]
+    head = HEADER.pack(0, version, 0, number, length, epoch, seq, fingerprint, offset, checksum_of(payload, offset), 0)[8:]
     return struct.pack("<Q", hash64(head)) + head + payload
 
 
@@ -533,7 +533,7 @@ def test_frames_as_the_header_says(neighbour: Neighbour) -> None:
     data, offset = input_buffer.tobytes(), 0
     while offset < len(data):
         head = neighbour.read(HEAD)
-        check, version, reserved, number, length, epoch, seq, fingerprint, at, checksum = HEADER.unpack(head)
+        check, version, reserved, number, length, epoch, seq, fingerprint, at, checksum, taken = HEADER.unpack(head)
         assert (check, version, reserved, number, epoch, seq, fingerprint, at) == (
             hash64(head[8:]),
             VERSION,
@@ -723,7 +723,7 @@ def test_a_half_sent_frame_is_completed_from_a_copy(neighbour: Neighbour) -> Non
     offset = 0
     while True:
         head = neighbour.read(HEAD)
-        _, _, _, _, length, epoch, _, _, at, checksum = HEADER.unpack(head)
+        _, _, _, _, length, epoch, _, _, at, checksum, _ = HEADER.unpack(head)
         payload = neighbour.read(length)
         assert checksum == checksum_of(payload, at)
         if epoch == 6:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -21,7 +22,7 @@ from wancoll.net.dial import DialFailed, read_frame
 from wancoll.net.wallet import Wallet
 from wancoll.peer.config import PeerConfig
 from wancoll.peer.core import links as core
-from wancoll.peer.links.connections import Connection
+from wancoll.peer.links.connections import Connection, WatchedSocket
 from wancoll.peer.links.hub import LinkHub
 from wancoll.wire import messages as m
 from wancoll.wire.framing import encode
@@ -50,7 +51,7 @@ class End:
             await trio.lowlevel.wait_readable(self.engine.fd)
             for event in self.engine.events():
                 assert isinstance(event, LaneDown)
-                self.hub.lane_down(event.link, event.lane, event.text)
+                self.hub.lane_down(event)
 
     async def hears(self, kind: type[T]) -> T:
         """The next thing that the member is told, which is of this kind."""
@@ -104,10 +105,19 @@ async def test_notes_pass_between_members_and_the_link_ends_with_their_lane() ->
             b.hub.send_note(b.owner, 1, b"and back")
             assert (await a.hears(core.Noted)).note == b"and back"
             # once more over another set, since the lane for notes is lost
-            a.hub.lane_down(a.link.number, LANES, "it broke")
+            a.hub.lane_down(LaneDown(a.link.number, LANES, 0, "it broke"))
             for end in ends:
                 await end.hears(core.LinkLost)
                 await end.hears(core.LinksUp)
+        for nth, end in enumerate(ends, 2):  # a lane that carries data is dialled again, and nobody is told
+            watched = end.hub._watched[end.link.number][0]
+            assert isinstance(watched, WatchedSocket)
+            watched._socket.shutdown(socket.SHUT_RDWR)
+            while any(one.link.connections.get(0) != nth or 0 not in one.link.attached for one in ends):  # noqa: ASYNC110
+                await trio.sleep(0.01)
+            assert all(one.link.up for one in ends)
+            a.hub.send_note(a.owner, 2, b"as before")
+            assert (await b.hears(core.Noted)).note == b"as before"
         while a.engine.send_note(a.link.number, bytes(128)):
             pass  # as if the other end's daemon stood still: no task has run
         a.hub.send_note(a.owner, 2, b"one too many")
@@ -182,4 +192,4 @@ async def test_a_bug_of_one_lane_ends_no_daemon_where_the_dial_is_given_up_in_th
             hellos = tuple(SimpleNamespace(lane=lane) for lane in range(3))
             await end.hub._dial(core.Dial(1, other, hellos), given_up)  # type: ignore[arg-type]
             nursery.cancel_scope.cancel()
-    assert [event.reason for event in told if isinstance(event, core.Broken)][:1] == ["refused"]
+    assert [event.reason for event in told if isinstance(event, core.NotAttached)][:1] == ["refused"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import msgspec
 
 from tests.peer.test_member import epoch
@@ -29,12 +31,15 @@ class End:
         wish = core.Enter(told, frozenset(neighbours), frozenset(spares or ()))
         return self.links.ask(self.owner, wish, float(number))
 
-    def knock(self, sender: int, generation: int, lane: int = 0, key: bytes | None = None) -> list[core.Command]:
+    def knock(
+        self, sender: int, generation: int, lane: int = 0, key: bytes | None = None, connection: int = 1
+    ) -> list[core.Command]:
         assert self.owner.epoch is not None
         known = self.owner.epoch
         self.knocks += 1
         hello = m.LaneHello(
-            1, known.group, known.key, sender, self.mid, core.COLLECTIVES, core.wire_plan(known), lane, generation
+            1, known.group, known.key, sender, self.mid, core.COLLECTIVES, core.wire_plan(known), lane, generation,
+            connection=connection,
         )
         return self.links.step(core.Knock(self.knocks, hello, key), 2.0)
 
@@ -87,6 +92,54 @@ def test_a_link_is_up_when_all_lanes_are_and_a_lane_takes_it_along() -> None:
     commands = end.links.step(core.Broken(dial.number, "reset"), 3.0)
     assert [type(command).__name__ for command in commands] == ["CloseLink", "OpenLink", "Dial", "LinkLost"]
     assert end.links.step(core.Broken(dial.number, "late word"), 3.0) == []
+
+
+def test_a_lane_whose_bytes_go_over_others_is_dialled_again_alone() -> None:
+    end = End(2, {1})
+    [dial] = only(end.entered, core.Dial)
+    assert isinstance(dial, core.Dial)
+    end.attach(dial.number)
+    assert end.links.step(core.LaneLost(dial.number, 3, 1, "reset"), 3.0) == []
+    assert end.links.deadline() == 3.0
+    [again] = end.links.step(core.Tick(), 3.0)
+    assert isinstance(again, core.Dial)
+    assert [(hello.lane, hello.connection, hello.generation) for hello in again.hellos] == [(3, 2, 1)]
+    assert end.links.step(core.LaneLost(dial.number, 3, 1, "late word of the first"), 3.1) == []
+    assert end.links.step(core.NotAttached(dial.number, 3, "refused"), 3.2) == []
+    assert 3.2 < end.links.deadline() < 4.2
+    [again] = end.links.step(core.Tick(), 4.2)
+    assert isinstance(again, core.Dial)
+    assert again.hellos[0].connection == 3
+    assert end.links.awaits(dial.number, 3)
+    assert end.links.step(core.Attached(dial.number, 3), 4.3) == []
+    assert end.links.deadline() == inf
+    end.links.step(core.LaneLost(dial.number, 3, 3, "reset"), 4.4)
+    assert end.links.deadline() > 4.4, "it breaks as soon as it is up"
+
+
+def test_a_link_without_lanes_for_data_is_lost_in_time() -> None:
+    end = End(1, {2})
+    [welcome] = only(end.knock(2, 5), core.Welcome)
+    assert isinstance(welcome, core.Welcome)
+    end.attach(welcome.number)
+    for lane in range(8):
+        assert end.links.step(core.LaneLost(welcome.number, lane, 1, "reset"), 3.0) == []
+    assert end.links.deadline() == 3.0 + DEFAULT.link_timeout
+    assert only(end.links.step(core.Tick(), 3.0 + DEFAULT.link_timeout), core.LinkLost)
+
+
+def test_the_end_that_was_dialled_takes_the_newest_connection_of_a_lane() -> None:
+    end = End(1, {2})
+    [welcome] = only(end.knock(2, 5), core.Welcome)
+    assert isinstance(welcome, core.Welcome)
+    end.attach(welcome.number)
+    assert only(end.knock(2, 5, 3), core.Refuse), "the first one is there"
+    assert end.knock(2, 5, 3, connection=2) == [core.Welcome(end.knocks, welcome.number, 3)]
+    assert end.links.awaits(welcome.number, 3)
+    assert only(end.knock(2, 5, 3, connection=2), core.Refuse), "once"
+    assert only(end.knock(2, 5, 8, connection=2), core.Refuse), "what was on the lane for notes is lost"
+    assert end.links.step(core.LaneLost(welcome.number, 3, 1, "late word"), 3.0) == []
+    assert end.links.step(core.Attached(welcome.number, 3), 3.0) == []
 
 
 def test_lanes_of_an_older_dial_are_refused_and_a_newer_one_replaces_the_link_and_says_so() -> None:

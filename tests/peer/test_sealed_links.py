@@ -22,6 +22,7 @@ from tests.peer.test_member import KEY
 from wancoll.errors import ProtocolError
 from wancoll.limits import DEFAULT, PROTOCOL_VERSION
 from wancoll.local import join_address
+from wancoll.native.engine import LaneDown
 from wancoll.net import proof
 from wancoll.net.dial import DialFailed, read_frame
 from wancoll.net.proof import Proof, make_receipt
@@ -63,7 +64,7 @@ async def test_notes_pass_over_a_sealed_link_and_it_is_made_anew(d1: Wallet, d2:
                         assert await b.hears(core.Noted) == core.Noted(b.owner, 1, b"%d" % j)
             b.hub.send_note(b.owner, 1, b"and back")
             assert (await a.hears(core.Noted)).note == b"and back"
-            a.hub.lane_down(a.link.number, LANES, "it broke")
+            a.hub.lane_down(LaneDown(a.link.number, LANES, 0, "it broke"))
             for end in (a, b):
                 await end.hears(core.LinkLost)
 
@@ -141,7 +142,7 @@ async def test_ends_of_a_link_may_have_receipts_by_two_keys_of_their_master_unti
         for wallet in (d2, d1, None):
             for end in (a, b):
                 await end.hears(core.LinksUp)
-            a.hub.lane_down(a.link.number, LANES, "it broke")
+            a.hub.lane_down(LaneDown(a.link.number, LANES, 0, "it broke"))
             for end in (a, b):
                 await end.hears(core.LinkLost)
             if wallet is not None:  # first all have both, then the new one alone

@@ -61,6 +61,9 @@ class Engine:
     def cancel(self, op_id: int) -> None:
         assert op_id in self.posted
 
+    def release(self, op_id: int) -> None:
+        assert op_id in self.posted
+
 
 def session_with(engine: Engine, client: socket.socket) -> tuple[Session, list[m.FromPeer], list[int]]:
     """A session whose member is in an epoch, what it tells the master, and ids that the daemon waits for."""

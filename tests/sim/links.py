@@ -120,7 +120,7 @@ class LinkHub:
         if not self.core.awaits(number, lane):
             end.close("of no use any more")
         elif not end.open:
-            self.step(core.Broken(number, "it went away during the handshake"))
+            self.step(core.NotAttached(number, lane, "it went away during the handshake"))
         else:
             self._engine.attach(number, lane, end)
             self.step(core.Attached(number, lane))
@@ -136,7 +136,7 @@ class LinkHub:
             for end in opened:
                 end.on_message = end.on_close = lambda message: None
                 end.close("gave up")
-            self.step(core.Broken(number, reason))
+            self.step(core.NotAttached(number, hello.lane, reason))
 
         def connected(end: End | None) -> None:
             if end is None:

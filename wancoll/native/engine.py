@@ -323,6 +323,11 @@ class Engine:
         """Keep op *op_id* no more, which has finished: what it has sent need not be sent again. See wc_release."""
         lib.wc_release(self._live, op_id)
 
+    @property
+    def resent(self) -> bool:
+        """Whether anything was sent again: then a cancel of anything is answered when released ops are read no more."""
+        return bool(lib.wc_resent(self._live))
+
     def withhold_vote(self, op_id: int) -> None:
         """From now on op *op_id* sends no vote by itself. Where it was too late the Done that says so waits already."""
         lib.wc_vote_withhold(self._live, op_id)

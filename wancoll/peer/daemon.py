@@ -483,7 +483,7 @@ class Daemon:
         for event in self.engine.events():
             if isinstance(event, LaneDown):
                 with contained("the lanes", partial(str, event)):
-                    self.links.lane_down(event.link, event.lane, event.text)
+                    self.links.lane_down(event)
             elif isinstance(event, Calls):
                 if (session := self._by_caller.get(event.caller)) is not None:
                     session.hold()

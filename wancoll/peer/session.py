@@ -155,6 +155,7 @@ class Session:
         self._prepared: dict[ResolvedCall, Prepared] = {}
         self._hearers: dict[tuple[int, ...], Hearers] = {}  # by mids
         self._in_engine: set[int] = set()
+        self._kept: dict[int, Op] = {}  # by attempt: what has finished there, and is kept in case bytes get lost
         self._lent = False  # the engine takes the client's calls, and has the member's state (C13)
         self._offered: dict[Call, int] = {}  # calls of this epoch that the client may repeat through the ring
         self._by_number: dict[int, tuple[int, Call]] = {}  # those, and of epochs before: epoch and call
@@ -244,12 +245,26 @@ class Session:
                     if died:
                         log.warning("client died", member=self.member.name, pid=self.pid, reason=reason)
                     self.run(self.member.leave(reason, died=died, ending=ending))
+            with self.alone("its memory"):
+                self._leave_memory()
             with trio.move_on_after(self._daemon.config.limits.drain_timeout, shield=True):
                 await self.wait_idle()
                 await self._stream.drain()
             self._daemon.remove(self)
             self._stream.close()
             self._close()
+
+    def _leave_memory(self) -> None:
+        """Let the engine say when it reads nothing of the arena any more."""
+        for engine_id in self._kept:
+            self._daemon.engine.release(engine_id)
+        self._kept.clear()
+        if not self._daemon.engine.resent:
+            return
+        last, self.peek.attempts.next = self.peek.attempts.next, self.peek.attempts.next + 1
+        self._in_engine.add(last)
+        self._daemon.started(last, self)
+        self._daemon.engine.cancel(last)
 
     def _close(self) -> None:
         self.trainer.close()
@@ -377,7 +392,10 @@ class Session:
                 self._daemon.started(one.engine_id, self)
         late = self._daemon.lease_is_over()  # then nothing is committed any more, by whatever has come before (C8)
         told = known.begun, self._prepared_call, known.claims, known.engine_id, self._daemon.now()
-        self.run(self.peek.take_over(*told, decide=not late))
+        commands = self.peek.take_over(*told, decide=not late)
+        done = (one for one in known.begun if one.done and not one.committed)
+        self._kept.update({one.engine_id: self.peek.collectives.open[one.seq] for one in done})
+        self.run(commands)
         if late:
             self._daemon.stop_unheard()
 
@@ -564,6 +582,15 @@ class Session:
                         self._unprepared.clear()
                         self._daemon.failpoints.hit("on_epoch")
                     self._daemon.links.ask(self.links, command)
+        if self._kept:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Nobody needs any more what attempts have sent whose op has its outcome, or runs in another one."""
+        gone = [one for one, op in self._kept.items() if op.outcome is not None or op.engine_id != one]
+        for engine_id in gone:
+            del self._kept[engine_id]
+            self._daemon.engine.release(engine_id)
 
     def _links_say(self, told: links.Told) -> None:
         if isinstance(told, links.LinksUp | links.P2PUp):
@@ -843,6 +870,9 @@ class Session:
         self._released(done.op)
         if done.voted and self._daemon.failpoints.armed:
             self._daemon.failpoints.hit("after_done")
+        op = self.member.attempts.ops.get(done.op)
+        if op is not None:
+            self._kept[done.op] = op
         told = done.op, done.digest, done.bytes_sent, done.bytes_saved, done.codec_error, done.bytes_in_memory
         self.run(self.member.op_finished(*told, self._daemon.now(), voted=done.voted))
 

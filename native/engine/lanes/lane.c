@@ -93,6 +93,13 @@ void wc_lane_lost(wc_lane *lane, int error, const char *format, ...)
     va_end(arguments);
 }
 
+void wc_lane_hear(wc_lane *lane, const wc_lost *lost)
+{
+    if (lost->connection == lane->connection)
+        wc_lane_lost(lane, 0, "the other end has lost it");
+    wc_lost_heard(lane, lost);
+}
+
 void wc_lane_set_pace(wc_lane *lane, uint64_t rate)
 {
     lane->pace = rate;

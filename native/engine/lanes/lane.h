@@ -104,6 +104,8 @@ void wc_lane_down(wc_lane *lane, int error, const char *format, ...) __attribute
 void wc_lane_lost(wc_lane *lane, int error, const char *format, ...) __attribute__((format(printf, 3, 4)));
 void wc_lane_resume(wc_lane *lane); /* the frame that waits, if one does, is looked at again */
 
+void wc_lane_hear(wc_lane *lane, const wc_lost *lost); /* from the other end */
+
 /* Lane_send.c */
 void wc_lane_send(wc_lane *lane); /* what there is, as far as it has room */
 void wc_lane_forget_tx(wc_lane *lane, const wc_work *work); /* all parts of work, or with NULL all parts */

@@ -101,6 +101,7 @@ static void give_back(wc_lane *lane, wc_part *part)
     part->lane = NULL;
     part->queue->unbegun++;
     atomic_store(&part->work->resent, true);
+    atomic_store(&lane->worker->engine->resent, true);
     wc_part_go(part);
 }
 
@@ -126,9 +127,7 @@ static void resend(wc_lane *lane, uint64_t taken)
 
 void wc_lost_heard(wc_lane *lane, const wc_lost *lost)
 {
-    if (lost->connection == lane->connection)
-        wc_lane_lost(lane, 0, "the other end has lost it");
-    else if (lost->connection > lane->connection && lost->connection > lane->said)
+    if (lost->connection > lane->connection && lost->connection > lane->said)
         wc_lost_say(lane, lost->connection, 0);
     if (lane->owed != lost->connection)
         return;

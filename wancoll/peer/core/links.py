@@ -2,7 +2,10 @@
 
 A link joins two members; this is one end of it. It has as many lanes (connections) as the plan says, and one for
 collectives another one after them, for notes. One end dials them all, as one set; the link is up when all of a set are
-here. What is on a lane is lost with it, so a lane that breaks takes the link along, and another set is made. Each set
+here. Where a lane's connection is lost later, and the engine says that its bytes go over others, the link stays up, and
+that end dials the lane again, at first at once; both know each connection of a lane by a number. The link is lost with
+the lane for notes, when none that carries data came up for link_timeout, and with any lane of which the engine says that
+what was on it is lost; then another set is made. Each set
 has a *number* of its own here, the engine's name of the link: what still comes for an older one finds nothing and is
 dropped. The dialler counts its sets (*generation*); the highest wins, so lanes of two dials are never mixed, however
 late they come.
@@ -34,7 +37,7 @@ know.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from math import inf
@@ -107,8 +110,13 @@ class Link:
     ours: bool = False  # that set was dialled from here
     accepted: int = 0  # the newest set dialled from there, by its count
     dialled_at: float = 0.0  # when a set was last dialled from here
+    generation: int = 0  # then: its number
     welcomed: set[int] = field(default_factory=set)  # lanes of their set that were let in
     attached: set[int] = field(default_factory=set)
+    connections: dict[int, int] = field(default_factory=dict)  # by lane, of those that had more than one: the newest
+    dialled_again: set[int] = field(default_factory=set)  # lanes, which the shell has not answered
+    bare_since: float = inf  # none of its lanes for data is there
+    restored_at: float = -inf  # when the last one that was lost came up again
     raised_at: float | None = None  # since when it is on its way up, or was last said to be out of reach
     pause: float = 0.0  # after the next dial that fails
     rests_until: float = -inf  # it broke as soon as it was up
@@ -226,6 +234,23 @@ class Broken(Struct, frozen=True):
     reason: str
 
 
+class LaneLost(Struct, frozen=True):
+    """A lane of a link that is up lost this connection, and what was on that goes over others."""
+
+    number: int
+    lane: int
+    connection: int
+    reason: str
+
+
+class NotAttached(Struct, frozen=True):
+    """This lane, dialled or welcomed, did not come through."""
+
+    number: int
+    lane: int
+    reason: str
+
+
 class Cut(Struct, frozen=True):
     """Fault injection: break all links to *daemon* and keep them down until Heal."""
 
@@ -243,7 +268,7 @@ class Tick(Struct, frozen=True):
 
 
 Wish = Enter | Round | Need | LetGo | Redial | Leave  # of a member
-Event = Knock | Gone | Attached | Broken | Cut | Heal | Tick
+Event = Knock | Gone | Attached | Broken | LaneLost | NotAttached | Cut | Heal | Tick
 
 
 # ---- what has to be done -----------------------------------------------------------------------------
@@ -272,7 +297,7 @@ class CloseLink(Struct, frozen=True):
 
 
 class Dial(Struct, frozen=True):
-    """Dial one lane for each of *hellos*; say Broken of each that fails, and attach those that come through."""
+    """Dial one lane for each of *hellos*; say NotAttached of each that fails, and attach those that come through."""
 
     number: int
     other: m.MemberInfo
@@ -280,7 +305,7 @@ class Dial(Struct, frozen=True):
 
 
 class Welcome(Struct, frozen=True):
-    """Answer the knock and attach its lane; say Broken if that fails."""
+    """Answer the knock and attach its lane; say NotAttached if that fails."""
 
     knock: int
     number: int
@@ -381,7 +406,7 @@ class Links:
     def awaits(self, number: int, lane: int) -> bool:
         """Whether this lane of this set is still to come."""
         link = self._open.get(number)
-        return link is not None and not link.up and lane not in link.attached
+        return link is not None and lane not in link.attached
 
     def deadline(self) -> float:
         """When to step with Tick."""
@@ -414,6 +439,13 @@ class Links:
             case Broken(number, reason):
                 if number in self._open:
                     self._lose(self._open[number], reason, now, out)
+            case LaneLost(number, lane, connection, reason):
+                link = self._open.get(number)
+                if link is not None and connection == link.connections.get(lane, 1):
+                    self._lose_lane(link, lane, reason, now, out)
+            case NotAttached(number, lane, reason):
+                if number in self._open:
+                    self._not_attached(self._open[number], lane, reason, now, out)
             case Cut(daemon):
                 self._cut.add(daemon)
                 for link in list(self._open.values()):
@@ -486,7 +518,9 @@ class Links:
         for link in list(self._all()):
             if link.due > now:
                 continue
-            if link.state is State.pausing:
+            if link.up:
+                self._restore(link, now, out)
+            elif link.state is State.pausing:
                 self._try(link, now, out)
             else:
                 self._failed(link, f"{link.other.name}, whose turn it is, has not dialled yet", now, out)
@@ -516,8 +550,9 @@ class Links:
             del self._open[link.number]
             out.append(CloseLink(link.number))
         link.number, link.state = 0, State.idle
-        link.attached.clear()
-        link.welcomed.clear()
+        for lanes in (link.attached, link.welcomed, link.connections, link.dialled_again):
+            lanes.clear()
+        link.bare_since = inf
 
     def _begin(self, link: Link, state: State, out: list[Command]) -> m.Epoch:
         """Open a set, *dialling* or *accepting*."""
@@ -532,10 +567,62 @@ class Links:
     def _attached(self, link: Link, lane: int, now: float, out: list[Command]) -> None:
         assert link.owner.epoch is not None
         link.attached.add(lane)
-        if len(link.attached) == lanes_of(link.channel, link.owner.epoch.plan):
+        if link.up:
+            link.dialled_again.discard(lane)
+            link.bare_since, link.restored_at = inf, now
+            self._plan_restore(link, now)
+        elif len(link.attached) == lanes_of(link.channel, link.owner.epoch.plan):
             link.state, link.changed_at = State.up, now
             link.raised_at, link.due = None, inf
             _tell_up(link.owner, link.channel, out)
+
+    # ---- one lane of a link that is up ---------------------------------------------------------------
+
+    def _lose_lane(self, link: Link, lane: int, reason: str, now: float, out: list[Command]) -> None:
+        if not link.up:
+            self._lose(link, reason, now, out)
+            return
+        link.attached.discard(lane)
+        if not any(map(self._carries_data(link), link.attached)):
+            link.bare_since = min(link.bare_since, now)
+        calm = now - link.restored_at >= LONGEST_PAUSE / 2  # else it comes up, and breaks, again and again
+        if calm:
+            link.pause = self._limits.redial_interval
+        self._plan_restore(link, now if calm else now + self._pause(link))
+
+    def _carries_data(self, link: Link) -> Callable[[int], bool]:
+        assert link.owner.epoch is not None
+        return range(link.owner.epoch.plan.lanes).__contains__
+
+    def _not_attached(self, link: Link, lane: int, reason: str, now: float, out: list[Command]) -> None:
+        link.dialled_again.discard(lane)
+        if not link.up:
+            self._lose(link, reason, now, out)
+        else:
+            link.reason = reason
+            self._plan_restore(link, now + self._pause(link))
+
+    def _plan_restore(self, link: Link, at: float) -> None:
+        """See that lanes that are lost are dialled again, *at* then, by the end that has dialled them."""
+        assert link.owner.epoch is not None
+        lost = len(link.attached) < lanes_of(link.channel, link.owner.epoch.plan)
+        dials = lost and link.ours and not link.dialled_again
+        link.due = min(at if dials else inf, link.bare_since + self._limits.link_timeout)
+
+    def _restore(self, link: Link, now: float, out: list[Command]) -> None:
+        if now >= link.bare_since + self._limits.link_timeout:
+            self._lose(link, f"no lane to {link.other.name} could be had again: {link.reason}", now, out)
+            return
+        assert link.owner.epoch is not None
+        lanes = set(range(lanes_of(link.channel, link.owner.epoch.plan))) - link.attached
+        if link.other.daemon in self._cut:
+            self._plan_restore(link, now + self._pause(link))
+            return
+        for lane in lanes:
+            link.connections[lane] = link.connections.get(lane, 1) + 1
+        link.dialled_again |= lanes
+        self._plan_restore(link, now)
+        out.append(Dial(link.number, link.other, self._hellos(link, sorted(lanes))))
 
     def _lose(self, link: Link, reason: str, now: float, out: list[Command]) -> None:
         """The set is of no use any more: another one is made, if the link is wanted."""
@@ -597,12 +684,18 @@ class Links:
     def _dial(self, link: Link, now: float, out: list[Command]) -> None:
         epoch = self._begin(link, State.dialling, out)
         link.owner.dialled += 1
-        link.dialled_at = now
-        ends = link.owner.mid, link.other.mid
-        what = epoch.group, epoch.key, *ends, link.channel, wire_plan(epoch)
+        link.generation, link.dialled_at = link.owner.dialled, now
         lanes = range(lanes_of(link.channel, epoch.plan))
-        hellos = [m.LaneHello(PROTOCOL_VERSION, *what, lane, link.owner.dialled) for lane in lanes]
-        out.append(Dial(link.number, link.other, tuple(hellos)))
+        out.append(Dial(link.number, link.other, self._hellos(link, lanes)))
+
+    def _hellos(self, link: Link, lanes: Iterable[int]) -> tuple[m.LaneHello, ...]:
+        epoch = link.owner.epoch
+        assert epoch is not None
+        what = epoch.group, epoch.key, link.owner.mid, link.other.mid, link.channel, wire_plan(epoch)
+        return tuple(
+            m.LaneHello(PROTOCOL_VERSION, *what, lane, link.generation, connection=link.connections.get(lane, 1))
+            for lane in lanes
+        )
 
     def _failed(self, link: Link, reason: str, now: float, out: list[Command]) -> None:
         """A try to raise it, by either end, has come to nothing."""
@@ -656,6 +749,11 @@ class Links:
             return Refuse(knock, f"lane {hello.lane} of {lanes}")
         if self._stays(link, now):
             return Refuse(knock, "both ends dial: the younger's connections stay")
+        again = link.up and not link.ours and hello.generation == link.accepted
+        if again and hello.connection > link.connections.get(hello.lane, 1) and hello.lane < owner.epoch.plan.lanes:
+            link.connections[hello.lane] = hello.connection
+            self._lose_lane(link, hello.lane, "it was dialled again", now, out)
+            return Welcome(knock, link.number, hello.lane)
         more = link.state is State.accepting and hello.generation == link.accepted and hello.lane not in link.welcomed
         if hello.generation <= link.accepted and not more:
             return Refuse(knock, f"generation {hello.generation} is over, {link.accepted} is the latest")

@@ -107,8 +107,8 @@ class Connection:
         if beside.is_beside(self.socket):
             self._memory = await beside.take_share(self.socket, wanted=wanted, who=who)
 
-    def attach(self, engine: Engine, number: int, lane: int, checksums: bool) -> Watched | None:
-        """Give it to the engine. Returns a look at it, if there is a descriptor left.
+    def attach(self, engine: Engine, number: int, lane: int, nth: int, checksums: bool) -> Watched | None:
+        """Give it to the engine, as the *nth* connection of the lane. Returns a look at it, if there is a descriptor left.
 
         Raises:
             ConfigError, MemoryError, OSError: the engine refuses it; it is closed.
@@ -123,17 +123,17 @@ class Connection:
             with contextlib.suppress(OSError):
                 watched = WatchedSocket(os.dup(fd))
             if near:
-                engine.attach_lane(number, lane, fd, checksums)
+                engine.attach_lane(number, lane, fd, checksums, connection=nth)
             else:
-                self._give(engine, number, lane, fd, checksums)
+                self._give(engine, number, lane, nth, fd, checksums)
         except BaseException:
             if watched is not None:
                 watched.close()
             raise
         return watched
 
-    def _give(self, engine: Engine, number: int, lane: int, fd: int, checksums: bool) -> None:
-        engine.attach_lane(number, lane, fd, checksums)
+    def _give(self, engine: Engine, number: int, lane: int, nth: int, fd: int, checksums: bool) -> None:
+        engine.attach_lane(number, lane, fd, checksums, connection=nth)
 
     def close(self) -> None:
         """Close it, unless the engine has it. Idempotent."""
@@ -224,8 +224,8 @@ class SealedConnection(Connection):
             raise trio.BrokenResourceError(_explained(bad)) from bad
         return data
 
-    def _give(self, engine: Engine, number: int, lane: int, fd: int, checksums: bool) -> None:
-        engine.attach_sealed(number, lane, self._tls)
+    def _give(self, engine: Engine, number: int, lane: int, nth: int, fd: int, checksums: bool) -> None:
+        engine.attach_sealed(number, lane, self._tls, connection=nth)
 
     def close(self) -> None:
         """See Connection."""

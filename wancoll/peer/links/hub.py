@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from wancoll.errors import ConfigError, ProtocolError
 from wancoll.limits import PROTOCOL_VERSION
 from wancoll.local import hosts_of
-from wancoll.native.engine import Engine, LaneStatistics
+from wancoll.native.engine import Engine, LaneDown, LaneStatistics
 from wancoll.net.contain import contained
 from wancoll.net.dial import DialFailed
 from wancoll.net.listen import Handshakes, Sparing, whose, why_ended
@@ -248,14 +248,30 @@ class LinkHub:
                     tell(core.Noted(link.owner, link.other.mid, one.note))
             settle()
 
-    def lane_down(self, number: int, lane: int, reason: str) -> None:
+    def lane_down(self, event: LaneDown) -> None:
         """The engine lost a lane."""
-        link = self._core.open().get(number)
-        if link is not None:
-            self.step(core.Broken(number, f"lane {lane} to {link.other.name}: {reason}"))
+        link = self._core.open().get(event.link)
+        if link is None:
+            return
+        reason = f"lane {event.lane} to {link.other.name}: {event.text}"
+        log.debug("lane down", lane=event.lane, other=link.other.name, reason=event.text, goes_on=event.goes_on)
+        if not event.goes_on:
+            self.step(core.Broken(event.link, reason))
+            return
+        if event.connection == link.connections.get(event.lane, 1):
+            self._watch(event.link, event.lane, None)
+        self.step(core.LaneLost(event.link, event.lane, event.connection, reason))
 
-    def _hand_over(self, number: int, lane: int, connection: Connection, checksums: bool) -> None:
+    def _watch(self, number: int, lane: int, watched: Watched | None) -> None:
+        before = self._watched[number].pop(lane, None)
+        if before is not None:
+            before.close()
+        if watched is not None:
+            self._watched[number][lane] = watched
+
+    def _hand_over(self, number: int, hello: m.LaneHello, connection: Connection, checksums: bool) -> None:
         """Give the connection to the engine, if it is still of use; the socket is ours no more."""
+        lane, nth = hello.lane, hello.connection
         link = self._core.open().get(number)
         if link is None or link.owner.epoch is None or not self._core.awaits(number, lane):
             connection.close()
@@ -264,15 +280,16 @@ class LinkHub:
             tune(connection.socket, self._config.congestion_control, self._limits, link.owner.epoch.plan.congestion)
         except OSError as bad:  # it is broken already
             connection.close()
-            self.lane_down(number, lane, str(bad))
+            self.step(core.NotAttached(number, lane, f"lane {lane} to {link.other.name}: {bad}"))
             return
         try:
-            watched = connection.attach(self._engine, number, lane, checksums)
+            watched = connection.attach(self._engine, number, lane, nth, checksums)
         except _REFUSALS as bad:
-            self.lane_down(number, lane, f"the engine refuses it: {bad!r}")
+            self.step(
+                core.NotAttached(number, lane, f"lane {lane} to {link.other.name}: the engine refuses it: {bad!r}")
+            )
         else:
-            if watched is not None:  # else no descriptor was left: the lane works, but is not watched
-                self._watched[number][lane] = watched
+            self._watch(number, lane, watched)  # None: no descriptor was left: the lane works, but is not watched
             self.step(core.Attached(number, lane))
 
     # ---- on one machine ------------------------------------------------------------------------------
@@ -302,7 +319,8 @@ class LinkHub:
             async with trio.open_nursery() as nursery:
                 for hello in what.hellos:
                     nursery.start_soon(self._dial_lane, what, hello)
-        self._dials.pop(what.number, None)
+        if self._dials.get(what.number) is scope:
+            del self._dials[what.number]
 
     async def _dial_lane(self, what: core.Dial, hello: m.LaneHello) -> None:
         other, limit = what.other, self._limits.connect_timeout
@@ -310,11 +328,12 @@ class LinkHub:
             with trio.fail_after(limit):
                 connection, answer = await self._reach(what, hello)
         except DialFailed as bad:
-            self.step(core.Broken(what.number, str(bad)))
+            self.step(core.NotAttached(what.number, hello.lane, str(bad)))
         except trio.TooSlowError:
-            self.step(core.Broken(what.number, f"{other.addresses[0]}: no answer within {limit:.1f} s"))
+            late = f"{other.addresses[0]}: no answer within {limit:.1f} s"
+            self.step(core.NotAttached(what.number, hello.lane, late))
         else:
-            self._hand_over(what.number, hello.lane, connection, answer.checksums)
+            self._hand_over(what.number, hello, connection, answer.checksums)
 
     async def _reach(self, what: core.Dial, hello: m.LaneHello) -> tuple[Connection, m.LaneWelcome]:
         """A lane to the other daemon, and its answer: beside its port where it may be on this machine, else over TCP.
@@ -392,10 +411,11 @@ class LinkHub:
                     checksums = (hello.checksums or self._config.checksum) and not connection.checks
                     await connection.say(m.LaneWelcome(self._daemon, checksums))
                     await connection.take_share(who, wanted=self._half(number, lane) > 0)
-                    self._hand_over(number, lane, connection, checksums)
+                    self._hand_over(number, hello, connection, checksums)
         except BaseException:
             if isinstance(answer.command, core.Welcome):  # nobody would notice: the engine has no lane to lose
-                self.step(core.Broken(answer.command.number, f"{who} went away during the handshake"))
+                gone = f"{who} went away during the handshake"
+                self.step(core.NotAttached(answer.command.number, hello.lane, gone))
             raise
         finally:
             del self._answers[knock]

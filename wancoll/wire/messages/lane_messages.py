@@ -21,6 +21,7 @@ class LaneHello(First, frozen=True):
     lane: Annotated[int, Meta(ge=0, le=256)]  # the one after those of the plan is for notes
     generation: Number  # grows with every dial of the link; the highest wins
     checksums: bool = True  # whether the dialler wants payloads to carry one
+    connection: Annotated[int, Meta(ge=1, le=1 << 62)] = 1  # of this lane, in this generation; the highest wins
 
 
 class ProbeHello(First, frozen=True):

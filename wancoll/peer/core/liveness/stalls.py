@@ -122,6 +122,8 @@ class Stalls:
             link = links[number] = self._links.get(number) or _Link(moved_at=now, heard_at=now)
             for index, look in lanes.items():
                 self._take(link, index, look, now)
+            for lost in link.lanes.keys() - lanes.keys():
+                del link.lanes[lost]
         self._links = links
 
     def _take(self, link: _Link, index: int, look: LaneLook, now: float) -> None:
