@@ -68,7 +68,7 @@ class Daemon(Process):
         self.number = self.term = self.master = 0
         self._session = self._heard = 0
         self._kept: Kept[m.FromPeer] = Kept()
-        self._heard_at = 0.0
+        self._heard_at = self._welcomed_at = 0.0
         self._commit_lease = CommitLease(world.clock.now)
         self._interval, self._timeout = world.limits.heartbeat_interval, world.limits.heartbeat_timeout
         self._pause = 0.05
@@ -144,7 +144,7 @@ class Daemon(Process):
         if was:
             self._pause = 0.05
         self._no_master_reason = reason
-        if was and not self._nonsense:
+        if was and (not self._nonsense or self.clock.now - self._welcomed_at >= self._timeout):
             self._no_master_since = self.clock.now
         self._watch_master()
         self.after(self._pause, self._connect)
@@ -155,7 +155,7 @@ class Daemon(Process):
             return
         self.world.heard(self.name, "master", message)
         if isinstance(message, m.Bye):
-            self._session = 0
+            self._session, self._nonsense = 0, True
             self._over(this, f"the master said: {message.reason}")
             if message.final:
                 self.world.turned_away(self)
@@ -166,7 +166,7 @@ class Daemon(Process):
             if message.term < self.term:
                 self._over(this, "an old master answers")
                 return
-            self.term, self.master = message.term, message.master
+            self.term, self.master, self._welcomed_at = message.term, message.master, self.clock.now
             self._interval, self._timeout = message.heartbeat_interval, message.heartbeat_timeout
             self.connected = True
             self._commit_lease.answered()
