@@ -90,8 +90,8 @@ def test_what_is_committed_is_judged_by_all_that_is_known() -> None:
 
 
 def test_in_too_small_a_world_calls_behind_an_update_wait_for_who_is_admitted_at_it() -> None:
-    """Who begins with the same calls."""
-    assert attempt(211)[1] == attempt(211, 32)[1] == attempt(298)[1] == ""
+    """Joiners begin with the same calls. A master that is started again while they stand there holds them, too."""
+    assert attempt(211)[1] == attempt(211, 32)[1] == attempt(298)[1] == attempt(113506, 32)[1] == ""
 
 
 def test_members_whose_calls_are_void_one_after_the_other_may_go_on() -> None:
@@ -101,6 +101,16 @@ def test_members_whose_calls_are_void_one_after_the_other_may_go_on() -> None:
 
 def test_a_journal_that_is_lost_twice_from_nothing_gives_no_number_again() -> None:
     assert attempt(12000572)[1] == ""
+
+
+def test_members_of_before_that_come_late_to_a_master_without_a_journal_hear_that_they_are_out() -> None:
+    """Others run a group of their name, in an epoch with a lower number."""
+    assert attempt(100368, 32)[1] == ""
+
+
+def test_a_member_whose_calls_have_ended_without_a_master_may_still_be_heard() -> None:
+    """What was begun is of unknown outcome: the others may commit it with that vote."""
+    assert attempt(105826, 32)[1] == ""
 
 
 def test_a_call_with_an_empty_block_proves_nothing_so_its_end_may_be_unknown() -> None:
