@@ -99,9 +99,7 @@ class Daemon(Process):
     def _connect(self) -> None:
         self._try += 1
         this, self._nonsense = self._try, False
-        patience = FIRST_PATIENCE * 1.5 ** min(
-            self._failed // 2, 16
-        )  # see Masters.patience
+        patience = FIRST_PATIENCE * 1.5 ** min(self._failed // 2, 16)  # see Masters.patience
         timeout = self.after(min(self.limits.connect_timeout, patience), lambda: self._over(this, "no answer"))
 
         def connected(end: End | None) -> None:
