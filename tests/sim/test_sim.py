@@ -147,7 +147,7 @@ SHOWS: dict[str, tuple[str, ...] | None] = {
     "telling_the_evicted_at_once": ("pause_daemon",),
     "forgetting_what_is_done": None,
     "not_waiting_for_all": None,
-    "rooted_kinds_included": ("kill_daemon", "kill_client"),
+    "rooted_kinds_included": ("kill_daemon", "join", "leave"),
     "a_window_of_the_master": ("flip", "differ"),
     "nobody_waits_where_all_were_lost": ("cut_members",),
     "admitting_beside_who_goes_on_alone": ("unheard_master",),
