@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -341,7 +341,7 @@ def test_lanes_keep_the_pace_that_they_are_told() -> None:
 @pytest.mark.check
 def test_lanes_of_bbr_begin_it_anew_in_turns() -> None:
     """Else all would look for the path's delay together, 10 s after they began: 4 packets a round trip."""
-    lanes, first_gain, watched = 3, 739, []
+    lanes, first_gain, watched, stack = 3, 739, [], ExitStack()
 
     def pair() -> tuple[socket.socket, socket.socket]:
         ends = tcp_pair()
@@ -349,7 +349,7 @@ def test_lanes_of_bbr_begin_it_anew_in_turns() -> None:
             with suppress(OSError):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")
             sock.setsockopt(socket.IPPROTO_TCP, 25, 32 * KIB)  # TCP_NOTSENT_LOWAT
-        watched.append(socket.socket(fileno=os.dup(ends[0].fileno())))
+        watched.append(stack.enter_context(socket.socket(fileno=os.dup(ends[0].fileno()))))
         return ends
 
     def congestion_control(sock: socket.socket) -> bytes:
@@ -360,7 +360,7 @@ def test_lanes_of_bbr_begin_it_anew_in_turns() -> None:
         return len(info) == 20 and struct.unpack("5I", info)[3] == first_gain
 
     began = time.monotonic()
-    with mesh_of(2, lanes, pair, workers=1) as ring:
+    with stack, mesh_of(2, lanes, pair, workers=1) as ring:
         if {congestion_control(sock) for sock in watched} != {b"bbr"}:
             pytest.skip("this kernel has no bbr")
         for engine, link in zip(ring.engines, (101, 100), strict=True):
@@ -385,8 +385,6 @@ def test_lanes_of_bbr_begin_it_anew_in_turns() -> None:
         assert times[0][1] > 5.9, times
         assert all(after[1] - before[0] > 0.9 for before, after in itertools.pairwise(times)), times
         assert {congestion_control(sock) for sock in watched} == {b"bbr"}
-    for sock in watched:
-        sock.close()
 
 
 class Relay:

@@ -240,9 +240,11 @@ async def test_no_session_is_asked_for_of_which_a_word_is_not_kept_any_more(
     assert [hello.session for hello in hellos] == [0, session]
 
 
+@pytest.mark.parametrize("last", [b"\0\0\0\1\xc1", encode(m.Bye("reports an epoch that no master made"))])
 async def test_nonsense_of_a_master_that_was_good_starts_the_grace_time_and_its_repetition_does_not(
-    autojump_clock: trio.testing.MockClock,
+    autojump_clock: trio.testing.MockClock, last: bytes
 ) -> None:
+    """Nor does being sent away again and again: members would never hear that they have no master."""
     autojump_clock.autojump_threshold = 0.01  # of sockets
     lost = Losses(2)
 
@@ -254,7 +256,7 @@ async def test_nonsense_of_a_master_that_was_good_starts_the_grace_time_and_its_
             for number in range(0 if lost.lives else 7):
                 await trio.sleep(0.1)
                 await stream.send_all(encode(m.Pong(number, 1)))
-            await stream.send_all(b"\0\0\0\1\xc1")
+            await stream.send_all(last)
             await trio.sleep(1)
 
     control = await controlled(master, lost)

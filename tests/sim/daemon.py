@@ -24,6 +24,7 @@ from wancoll.peer.core import links
 from wancoll.peer.core import member as core
 from wancoll.peer.core.calls import ResolvedCall
 from wancoll.peer.core.liveness.commit_lease import CommitLease
+from wancoll.peer.core.liveness.masters import FIRST_PATIENCE
 from wancoll.peer.core.op import Op
 from wancoll.wire import messages as m
 from wancoll.wire.kept import Kept, counts
@@ -68,12 +69,13 @@ class Daemon(Process):
         self.number = self.term = self.master = 0
         self._session = self._heard = 0
         self._kept: Kept[m.FromPeer] = Kept()
-        self._heard_at = 0.0
+        self._heard_at = self._welcomed_at = 0.0
         self._commit_lease = CommitLease(world.clock.now)
         self._interval, self._timeout = world.limits.heartbeat_interval, world.limits.heartbeat_timeout
         self._pause = 0.05
         self._nonsense = False
         self._try = 0  # counts connections, made or not
+        self._failed, self._tried = 0, ""  # tries since there was a master; the address of the last one
         self._no_master_since = world.clock.now
         self._no_master_reason = "no connection yet"
         self._grace: Timer | None = None
@@ -97,7 +99,8 @@ class Daemon(Process):
     def _connect(self) -> None:
         self._try += 1
         this, self._nonsense = self._try, False
-        timeout = self.after(self.limits.connect_timeout, lambda: self._over(this, "no answer"))
+        patience = FIRST_PATIENCE * 1.5 ** min(self._failed // 2, 16)  # see Masters.patience
+        timeout = self.after(min(self.limits.connect_timeout, patience), lambda: self._over(this, "no answer"))
 
         def connected(end: End | None) -> None:
             if self._try != this or timeout.call is None:
@@ -125,12 +128,13 @@ class Daemon(Process):
             session["master_grace"], session["ended"] = self.limits.master_grace, self._killed_before
             self._commit_lease.said_hello(self.clock.now)
             end.send(m.Hello(*head, measures=world.odd.measures, term=self.term, master=self.master, **session))
-            welcome = self.limits.handshake_timeout
+            welcome = min(self.limits.handshake_timeout, patience)
             self.after(welcome, lambda: self.connected or self._over(this, "no welcome"))
             self.after(self._interval, lambda: self._heartbeat(this, 1))
             self._heard_at = self.clock.now
 
-        self.world.network.connect(self, self.world.master_address(self), "control", 60.0, connected)
+        self._tried = self.world.master_address(self._tried)
+        self.world.network.connect(self, self._tried, "control", 60.0, connected)
 
     def _over(self, this: int, reason: str) -> None:
         """The try or the connection is over; the next one follows."""
@@ -141,10 +145,11 @@ class Daemon(Process):
             self.end.close(reason)
             self.end = None
         was, self.connected = self.connected, False
+        self._failed += 1
         if was:
-            self._pause = 0.05
+            self._pause, self._failed = 0.05, 0
         self._no_master_reason = reason
-        if was and not self._nonsense:
+        if was and (not self._nonsense or self.clock.now - self._welcomed_at >= self._timeout):
             self._no_master_since = self.clock.now
         self._watch_master()
         self.after(self._pause, self._connect)
@@ -155,7 +160,7 @@ class Daemon(Process):
             return
         self.world.heard(self.name, "master", message)
         if isinstance(message, m.Bye):
-            self._session = 0
+            self._session, self._nonsense = 0, True
             self._over(this, f"the master said: {message.reason}")
             if message.final:
                 self.world.turned_away(self)
@@ -166,7 +171,7 @@ class Daemon(Process):
             if message.term < self.term:
                 self._over(this, "an old master answers")
                 return
-            self.term, self.master = message.term, message.master
+            self.term, self.master, self._welcomed_at = message.term, message.master, self.clock.now
             self._interval, self._timeout = message.heartbeat_interval, message.heartbeat_timeout
             self.connected = True
             self._commit_lease.answered()

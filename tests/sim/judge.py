@@ -221,7 +221,9 @@ class Judge:
     def notes(self, member: Any, note: bytes) -> None:
         """What a member tells the others."""
         said = unpack(note, member.group, member.mid)
-        if member.collectives.tally.frozen:
+        tally = member.collectives.tally
+        # One whose calls have ended may still be heard: their outcome is unknown, and none has been denied (R8).
+        if not member.over and (tally is None or tally.frozen):
             raise Violation(f"{member.name} is frozen and says {said} (C2)")
         if isinstance(said, m.Vote) and said.seq:
             self._done(member.name, said.epoch, said.seq, (said.digest, said.fingerprint))

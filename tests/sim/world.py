@@ -202,10 +202,11 @@ class World:
         """The newest that lives."""
         return next((master for master in reversed(self.masters) if master.alive), None)
 
-    def master_address(self, daemon: Daemon) -> str:
-        """Where *daemon* dials: daemons know all masters' addresses and try any."""
-        living = [master for master in self.masters if master.alive]
-        return self.random.choice(living).address if living else f"{self.master_hosts[0]}:7400"
+    def master_address(self, last: str) -> str:
+        """Where a daemon dials that has dialled *last*: daemons know all masters' addresses and try them in turn."""
+        living = [master.address for master in self.masters if master.alive]
+        found = self.random.choice(living) if living else f"{self.master_hosts[0]}:7400"
+        return found if found != last else next((other for other in living if other != last), found)
 
     def members_at(self, name: str) -> list[str]:
         """Who the members are by that master's word."""

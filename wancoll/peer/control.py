@@ -304,7 +304,7 @@ class Control:
                 return f"the master: {stream.ended}"
             for message in decoder.feed(data):
                 if isinstance(message, m.Bye):
-                    self._session = 0
+                    self._session, self._nonsense = 0, True  # it may say so again, too
                     # In clear the master before may be back in a moment, once this one is started as that one was.
                     came_before = self._wallet is None and self.master and welcome.deadline < float("inf")
                     self.refused = message.reason if message.final and not came_before else ""

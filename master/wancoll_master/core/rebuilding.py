@@ -226,7 +226,7 @@ def _terms(report: m.Report) -> int:
 
 def _check(step: Step, daemon: Daemon, report: m.Report, epoch: Reported, *, first: bool) -> None:
     used = step.state.used.get(report.group)  # every epoch is there before a member is told of it (R9)
-    if used is not None and (report.epoch > used.epoch or (report.epoch == used.epoch and report.base > used.base)):
+    if used is not None and not step.state.lost_journal and (report.epoch, report.base) > (used.epoch, used.base):
         expected, got = f"epoch {used.epoch} above {used.base}", f"epoch {report.epoch} above {report.base}"
         raise ProtocolError("reports an epoch that no master made", expected=expected, got=got)
     same = used is not None and used.epoch == report.epoch and used.mids == epoch.daemons.keys()
@@ -416,6 +416,8 @@ def _decide(step: Step, group: Group, rebuild: Rebuild, newest: m.Report) -> Non
         above = sum(report.finished.committed > used.base for report in top.values())
         # Those that it left out were told that no more was committed. If most say more, it is of another history.
         bound = used.base if 2 * above <= len(top) else m.MOST
+    if len(newest.members) < newest.min_world:  # nothing was committed but what a member was told by name (R1, R5)
+        bound = min(bound, max(report.finished.committed for report in top.values()))
     lost = {mid: one for mid, one in rebuild.lost.items() if one.epoch == newest.epoch}
     lost = {mid: one for mid, one in lost.items() if used is None or not unheard or mid in used.mids}
     closing = Closing(step.now, step.now + step.limits.heartbeat_timeout)
@@ -428,7 +430,7 @@ def _decide(step: Step, group: Group, rebuild: Rebuild, newest: m.Report) -> Non
         found = epochs.verdict(group, closing)
         agreed = not found.out and not found.tied
         if (agreed or (votes and not unheard)) and (not votes or len(top) <= step.limits.voters):
-            group.committed = found.sure
+            group.committed = found.sure if votes else found.upto
             _go_on(step, group, newest, {mid: report.finished for mid, report in top.items()}, votes=votes)
             claim = max(report.committed for report in closing.reports.values())
             if claim > found.sure:  # members commit on while they report: the others are to say as much soon
@@ -544,11 +546,6 @@ def _go_on(step: Step, group: Group, newest: m.Report, reports: dict[int, m.Epoc
     for member in group.members:
         told = m.Resumed(group.name, member.mid, group.epoch, step.state.term)
         step.send(member.daemon.conn, told)
-    if not votes:
-        words = {mid: close.word(report) for mid, report in reports.items()}
-        none = frozenset[int]().__contains__
-        group.committed = close.close_epoch(words, words.keys(), group.committed, none, group.voids.keys()).upto
-        group.current.tally.advance(group.committed)
     group.voids = {seq: void for seq, void in group.voids.items() if seq > group.committed}
     if any(report.committed < group.committed for report in reports.values()):
         step.broadcast(group, m.Commit(group.name, group.epoch, group.committed, step.state.term))
