@@ -434,7 +434,9 @@ def frame(payload: bytes, *, epoch: int = 5, seq: int = 1, number: int = 0, offs
     """A frame with its check words; *other*: version, fingerprint, length."""
     length, version = other.get("length", len(payload)), other.get("version", VERSION)
     fingerprint = other.get("fingerprint", FINGERPRINT)
-    head = HEADER.pack(0, version, 0, number, length, epoch, seq, fingerprint, offset, checksum_of(payload, offset), 0)[8:]
+    head = HEADER.pack(0, version, 0, number, length, epoch, seq, fingerprint, offset, checksum_of(payload, offset), 0)[
+        8:
+    ]
     return struct.pack("<Q", hash64(head)) + head + payload
 
 

@@ -38,7 +38,15 @@ class End:
         known = self.owner.epoch
         self.knocks += 1
         hello = m.LaneHello(
-            1, known.group, known.key, sender, self.mid, core.COLLECTIVES, core.wire_plan(known), lane, generation,
+            1,
+            known.group,
+            known.key,
+            sender,
+            self.mid,
+            core.COLLECTIVES,
+            core.wire_plan(known),
+            lane,
+            generation,
             connection=connection,
         )
         return self.links.step(core.Knock(self.knocks, hello, key), 2.0)

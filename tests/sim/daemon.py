@@ -390,8 +390,8 @@ class Daemon(Process):
     def _saying(self, engine_id: int, note: bytes) -> None:
         self.world.judge.notes(self.by_engine_id[engine_id].peek, note)
 
-    def _down(self, link: int, reason: str) -> None:
-        self.after(0.0, lambda: self.links.step(links.Broken(link, reason)))
+    def _down(self, *what: Any) -> None:
+        self.after(0.0, lambda: self.links.lane_down(*what))
 
 
 class Session:

@@ -1,8 +1,8 @@
 """The engine as a model: real schedules on tensors of a few Python integers, frames over links, done when all is.
 
-Mirrors native/engine/lanes/match.c (which frame is taken, parked, drained or a mismatch), engine.c (cancel) and
-op.c (settle(): DONE unless given up, then CANCELLED; whether the vote goes out is decided then, and it goes a little
-later). One part to a step, all on lane 0.
+Mirrors native/engine/lanes/match.c (which frame is taken, parked, drained or a mismatch), lost.c (what follows when a
+lane's connection is lost), engine.c (cancel) and op.c (settle(): DONE unless given up, then CANCELLED; whether the vote
+goes out is decided then, and it goes a little later). One part to a step, all on lane 0.
 """
 
 from __future__ import annotations
@@ -71,6 +71,21 @@ class EngineLink:
     recvs: deque[tuple[Work, int]] = field(default_factory=deque)
     socket: deque[Frame] = field(default_factory=deque)
     next_seq: int = 0
+    connections: dict[int, int] = field(default_factory=dict)  # by lane: the newest
+    said: dict[int, int] = field(default_factory=dict)  # the newest of which the other end was told how far it came
+    owed: dict[int, int] = field(default_factory=dict)  # lost ones of which the other end has yet to say so
+    log: list[Frame] = field(default_factory=list)  # what lane 0's connection, or the one that is owed, was given
+    again: deque[Frame] = field(default_factory=deque)  # what is to be sent again, before anything new
+    taken: int = 0  # frames of lane 0's connection
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Over the lane for notes: this end has lost a connection, and has taken so many of its frames."""
+
+    lane: int
+    connection: int
+    taken: int
 
 
 class Engine:
@@ -82,7 +97,7 @@ class Engine:
         on_done: (engine id, digest, bytes sent, whether its vote goes out)
         on_cancelled: (engine id)
         on_mismatch: (engine id, seq)
-        on_down: (link id, why)
+        on_down: (link id, why, lane, its connection, whether the link goes on without it)
         on_note: (link id, note)
         on_saying: (engine id, note), once it is decided
         copies: () -> how many of a note arrive
@@ -98,7 +113,7 @@ class Engine:
         on_done: Callable[[int, int, int, bool], None],
         on_cancelled: Callable[[int], None],
         on_mismatch: Callable[[int, int], None],
-        on_down: Callable[[int, str], None],
+        on_down: Callable[[int, str, int, int, bool], None],
         on_note: Callable[[int, bytes], None] = lambda link, note: None,
         on_saying: Callable[[int, bytes], None] = lambda number, note: None,
         copies: Callable[[], int] = lambda: 1,
@@ -125,12 +140,51 @@ class Engine:
     def open_link(self, number: int, epoch: int) -> None:
         self.links[number] = EngineLink(number, epoch)
 
-    def attach(self, number: int, lane: int, end: End) -> None:
+    def attach(self, number: int, lane: int, connection: int, end: End) -> None:
         link = self.links[number]
-        assert lane not in link.ends
-        link.ends[lane] = end
+        assert connection > link.connections.get(lane, 0)
+        self._lose(link, lane, "another connection takes its place")
+        link.ends[lane], link.connections[lane] = end, connection
+        if lane == 0:
+            link.taken = 0
         end.on_message = lambda frame: self._arrived(link, frame)
-        end.on_close = lambda reason: self._on_down(number, reason)
+        end.on_close = lambda reason: self._lose(link, lane, reason)
+        if connection <= link.said.get(lane, 0):
+            self._lose(link, lane, "the other end has lost it")
+        self._send(link)
+
+    def _lose(self, link: EngineLink, lane: int, reason: str) -> None:
+        end, notes = link.ends.get(lane), link.ends.get(max(link.ends, default=0))
+        if end is None:
+            return
+        connection, goes_on = link.connections[lane], notes is not None and notes is not end and len(link.ends) > 1
+        end.on_message = end.on_close = lambda message: None
+        end.close("it is lost at the other end")
+        if goes_on:
+            del link.ends[lane]
+            sent = bool(link.log) and lane == 0
+            if sent:
+                link.owed.setdefault(lane, connection)
+            self._say_lost(link, Lost(lane, connection, link.taken if lane == 0 else 0))
+            if lane == 0:
+                link.socket.clear()
+        self._on_down(link.id, reason, lane, connection, goes_on)
+
+    def _say_lost(self, link: EngineLink, lost: Lost) -> None:
+        link.said[lost.lane] = lost.connection
+        link.ends[max(link.ends)].send(lost)
+
+    def _hear_lost(self, link: EngineLink, lost: Lost) -> None:
+        mine = link.connections.get(lost.lane, 0)
+        if lost.connection == mine:
+            self._lose(link, lost.lane, "the other end has lost it")
+        elif lost.connection > max(mine, link.said.get(lost.lane, 0)):
+            self._say_lost(link, Lost(lost.lane, lost.connection, 0))
+        if link.owed.get(lost.lane) == lost.connection:
+            del link.owed[lost.lane]
+            link.again.extendleft(reversed(link.log[lost.taken :]))
+            link.log.clear()
+            self._send(link)
 
     def close_link(self, number: int) -> None:
         link = self.links.pop(number)
@@ -142,6 +196,7 @@ class Engine:
     def set_epoch(self, number: int, epoch: int) -> None:
         link = self.links[number]
         link.epoch, link.next_seq = epoch, 0
+        link.again = deque(frame for frame in link.again if frame.epoch >= epoch)
         self._receive(link)
 
     def send_note(self, number: int, note: bytes) -> None:
@@ -280,7 +335,15 @@ class Engine:
         if not work.left and work.id in self.works:
             self._settle(work)
 
+    def _give(self, link: EngineLink, frame: Frame) -> None:
+        link.log.append(frame)
+        link.ends[0].send(frame)
+
     def _send(self, link: EngineLink) -> None:
+        if 0 in link.owed:
+            return
+        while link.again and 0 in link.ends:
+            self._give(link, link.again.popleft())
         while link.sends and 0 in link.ends:
             work, index = link.sends[0]
             step = work.schedule.steps[index]
@@ -289,18 +352,25 @@ class Engine:
             link.sends.popleft()
             values = tuple(_read(work, step.left, step))
             frame = Frame(work.epoch, work.seq, step.number, work.fingerprint, step.start, step.length, values)
-            link.ends[0].send(frame)
+            self._give(link, frame)
             work.sent += step.length
             self._ended(work, index)
             if not work.left:
                 self._settle(work)
 
-    def _arrived(self, link: EngineLink, frame: Frame | bytes) -> None:
+    def _arrived(self, link: EngineLink, frame: Frame | Lost | bytes) -> None:
+        if isinstance(frame, Lost):
+            self._hear_lost(link, frame)
+            return
         if isinstance(frame, bytes):
             self._event(lambda: self._on_note(link.id, frame) if link.id in self.links else None, note=True)
             return
         link.socket.append(frame)
         self._receive(link)
+
+    def _take(self, link: EngineLink) -> None:
+        link.socket.popleft()
+        link.taken += 1
 
     def _receive(self, link: EngineLink) -> None:
         while link.socket and 0 in link.ends:
@@ -308,18 +378,18 @@ class Engine:
             if frame.epoch > link.epoch:
                 return
             if frame.epoch < link.epoch:
-                link.socket.popleft()
+                self._take(link)
                 continue
             if not link.recvs:
                 if frame.seq >= link.next_seq:
                     return
-                link.socket.popleft()
+                self._take(link)
                 continue
             work, index = link.recvs[0]
             if frame.seq != work.seq:
                 if frame.seq > work.seq:
                     return
-                link.socket.popleft()
+                self._take(link)
                 continue
             if frame.fingerprint != work.fingerprint:
                 if not work.mismatched:
@@ -328,9 +398,10 @@ class Engine:
                 return
             step = work.schedule.steps[index]
             if (frame.number, frame.start, frame.length) != (step.number, step.start, step.length):
-                self._on_down(link.id, f"protocol: frame {frame.number} of seq {frame.seq}, expected {step.number}")
+                why = f"protocol: frame {frame.number} of seq {frame.seq}, expected {step.number}"
+                self._on_down(link.id, why, 0, link.connections[0], False)
                 return
-            link.socket.popleft()
+            self._take(link)
             link.recvs.popleft()
             values = list(frame.values)
             if step.action is not Action.copy:

@@ -77,6 +77,9 @@ class LinkHub:
             for _ in range(self._world.copies()):
                 self._engine.send_note(link.number, note)
 
+    def lane_down(self, number: int, reason: str, lane: int, connection: int, goes_on: bool) -> None:
+        self.step(core.LaneLost(number, lane, connection, reason) if goes_on else core.Broken(number, reason))
+
     def noted(self, number: int, note: bytes) -> None:
         link = self.core.open().get(number)
         if link is not None:
@@ -95,7 +98,7 @@ class LinkHub:
                 self._engine.close_link(number)
             case core.Dial(number, other, hellos):
                 self._dials[number] = [self._dial(number, other, hello) for hello in hellos]
-            case core.Welcome(knock, number, lane):
+            case core.Welcome(knock, number):
                 end, hello = self._knocking.pop(knock)
                 owner = next(one for one in self.core.members if one.mid == hello.receiver)
                 key = owner, hello.sender, hello.channel
@@ -104,7 +107,7 @@ class LinkHub:
                 end.send(m.LaneWelcome(self._process.name))
                 came: list[Any] = []  # in the socket, until the engine has it: sending takes a turn
                 end.on_message = came.append
-                self._process.after(0.0, partial(self._hand_over, number, lane, end, came))
+                self._process.after(0.0, partial(self._hand_over, number, hello, end, came))
             case core.Refuse(knock, reason):
                 end, _ = self._knocking.pop(knock)
                 end.send(m.LaneRefused(reason))
@@ -116,13 +119,14 @@ class LinkHub:
                     self._believed.get(command.owner, set()).discard(command.other.mid)
                 self._tell[command.owner](command)
 
-    def _hand_over(self, number: int, lane: int, end: End, came: Sequence[Any] = ()) -> None:
+    def _hand_over(self, number: int, hello: m.LaneHello, end: End, came: Sequence[Any] = ()) -> None:
+        lane = hello.lane
         if not self.core.awaits(number, lane):
             end.close("of no use any more")
         elif not end.open:
             self.step(core.NotAttached(number, lane, "it went away during the handshake"))
         else:
-            self._engine.attach(number, lane, end)
+            self._engine.attach(number, lane, hello.connection, end)
             self.step(core.Attached(number, lane))
             for message in came:
                 end.on_message(message)
@@ -156,7 +160,7 @@ class LinkHub:
                 fail(f"expected daemon {other.daemon}, got {answer.daemon}")
             else:
                 timeout.cancel()
-                self._hand_over(number, hello.lane, end)
+                self._hand_over(number, hello, end)
 
         timeout = process.after(self._world.limits.connect_timeout, lambda: fail("no answer"))
         self._world.network.connect(process, other.addresses[0], "lane", self._world.limits.lane_timeout, connected)

@@ -59,6 +59,10 @@ static void drop_socket(wc_lane *lane, bool orderly)
     lane->rx_part = NULL;
     lane->rx_parked = lane->rx_body = lane->rx_more = lane->blocked = false;
     lane->rx_have = lane->armed = 0;
+    pthread_mutex_lock(&lane->info_mutex);
+    lane->info_bytes = 0;
+    pthread_mutex_unlock(&lane->info_mutex);
+    lane->info_at = 0;
     atomic_store_explicit(&lane->counters.attached, false, memory_order_relaxed);
     atomic_store_explicit(&lane->counters.parked, false, memory_order_relaxed);
 }

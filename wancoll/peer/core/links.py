@@ -549,7 +549,7 @@ class Links:
         if link.number:
             del self._open[link.number]
             out.append(CloseLink(link.number))
-        link.number, link.state = 0, State.idle
+        link.number, link.state, link.due = 0, State.idle, inf
         for lanes in (link.attached, link.welcomed, link.connections, link.dialled_again):
             lanes.clear()
         link.bare_since = inf

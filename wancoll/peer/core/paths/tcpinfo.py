@@ -79,10 +79,18 @@ class Window(NamedTuple):
     full: bool  # more was waiting to be sent on every lane, so that the path was the limit
 
 
+def _since(old: TcpInfo | None, new: TcpInfo) -> TcpInfo:
+    """The look from which *new* counts: *old*, if it is not of another connection."""
+    nothing = TcpInfo(0, 0, 0, False, 0, 0, 0, 0, 0)
+    if old is None:
+        return nothing
+    fell = new.bytes_acked < old.bytes_acked or new.segments < old.segments or new.busy < old.busy
+    return nothing if fell or new.retransmitted < old.retransmitted else old
+
+
 def window(before: Mapping[int, TcpInfo], after: Mapping[int, TcpInfo]) -> Window:
-    """The difference of two looks at a link, by lane. A lane that was made in between counts from nothing."""
-    none = TcpInfo(0, 0, 0, False, 0, 0, 0, 0, 0)
-    lanes = [(before.get(lane, none), info) for lane, info in after.items()]
+    """The difference of two looks at a link, by lane. A connection that was made in between counts from nothing."""
+    lanes = [(_since(before.get(lane), info), info) for lane, info in after.items()]
     busiest = max((new.busy - old.busy for old, new in lanes), default=0.0)
     used = [(old, new) for old, new in lanes if new.busy - old.busy >= _SPREAD * busiest > 0]
     return Window(
