@@ -170,6 +170,9 @@ def plan_lines(status: PlanStatus) -> list[str]:
         f"pacing {format_rate(plan.pacing, 3) + ' per lane' if plan.pacing else 'none'}, "
         f"congestion control {plan.congestion or 'as each daemon is set'}"
     )
+    if plan.shares:
+        owned = ", ".join(f"{100 * share / sum(plan.shares):.3g}" for share in plan.shares)
+        lines.append(f"  a direct all_reduce's tensor is owned to {owned} %, by rank")
     for kind, entries in sorted(plan.choices.items()):
         chosen = [f"{name} up to {format_size(most, 3)}" if most else name for most, name in entries]
         lines.append(f"  {kind}: {', '.join(chosen)}")
