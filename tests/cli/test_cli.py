@@ -385,6 +385,7 @@ def test_every_bad_option_is_one_line_and_exit_code_2():
         (["peer", "--advertise", "::1"], "--advertise"),
         (["peer", "--master", "host:port"], "--master"),
         (["peer", "--congestion-control", "no_such"], "no_such"),
+        (["peer", "--uplink-limit", "20"], "--uplink-limit"),
         (["peer", "--log-level", "loud"], "loud"),
         (["status", "--timeout", "-1"], "above 0"),
         (["status", "--events", "51"], "from 0 to 50"),

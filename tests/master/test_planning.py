@@ -267,7 +267,7 @@ def test_members_with_slow_uplinks_own_less_of_a_tensor_where_that_is_faster(net
     assert by_name(epoch) == {"m0": 1024, "m1": 1024, "m2": 1024, "m3": 0}
     assert chosen(epoch.plan.choices["all_reduce"], 64 << 20) == "direct"  # with even uplinks: the ring
     assert net.group.planned.cost.owning == 0.67
-    assert uneven(Net(), 11 * MB, 11 * MB, 11 * MB, 10.9 * MB).plan.shares == []
+    assert uneven(Net(), 11 * MB, 14 * MB, 9 * MB, 12 * MB).plan.shares == []  # as noise has it
     assert uneven(Net(), 11 * MB, 4 * MB).plan.shares == []
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wancoll_master.plan.shares import GAIN, UNIT, busiest, share_out
+from wancoll_master.plan.shares import UNIT, busiest, share_out
+from wancoll_master.plan.topology import MATERIAL
 
 SPEEDS = st.lists(st.floats(1.0, 1000.0), min_size=1, max_size=40)
 
@@ -34,7 +35,7 @@ def test_no_shares_are_faster(speeds: list[float]) -> None:
 def test_even_shares_stay_where_others_gain_little(speeds: list[float]) -> None:
     shares = share_out(speeds)
     assert (shares != []) == (
-        len(speeds) > 2 and busiest([], speeds) >= GAIN * busiest(share_out(speeds, gain=1.0), speeds)
+        len(speeds) > 2 and busiest([], speeds) >= MATERIAL * busiest(share_out(speeds, gain=1.0), speeds)
     )
 
 

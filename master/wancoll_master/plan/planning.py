@@ -48,7 +48,6 @@ LOOK_DOUBLINGS = 7
 FEW_LOST = 15 / 16  # of the members are left: the algorithms of before are as good
 REPLAN = 1.6  # times better another order has to be once operations run: links made anew are cold
 AFTER_LOSS = 2.0  # times better another order has to be for survivors of a loss
-CLEARLY = 1.25  # times more that one sends elsewhere, for a downlink to be what limits a path
 FILLED = 0.7  # share of what a probe found that lanes have to carry, for more of them to be needless
 PACE_LOSS = 0.01  # share of packets lost on an edge of the ring, from which a pace may be too high
 PACING_STAYS = 1.1  # times off, in both directions, before a pace is changed
@@ -514,10 +513,10 @@ def _uplinks(measures: Measures, paths: Sequence[_Known], members: Sequence[Memb
 
 
 def _speeds(measures: Measures, paths: Sequence[_Known], members: Sequence[Member]) -> list[float]:
-    """Bytes per second of each member, to two digits: of its uplink, or its downlink; [] while one uplink is not known.
+    """Bytes per second of each member: of its uplink, or its downlink; [] while one uplink is not known.
 
     What arrives may be limited by its sender. So a downlink is known where someone who sends clearly more elsewhere
-    does not reach it faster.
+    does not reach it faster. Those that are near the median are as fast as it: probes are no more exact.
     """
     up = _uplinks(measures, paths, members)
     if not all(up.values()):
@@ -528,10 +527,12 @@ def _speeds(measures: Measures, paths: Sequence[_Known], members: Sequence[Membe
             name = path.target.name
             arrives[name] = max(arrives[name], path.bandwidth)
             offered[name] = max(offered[name], up[path.source.name])
-    down = {name: arrives[name] if offered[name] >= CLEARLY * arrives[name] > 0 else inf for name in up}
+    down = {name: arrives[name] if offered[name] > BANDWIDTH_GRAIN * arrives[name] > 0 else inf for name in up}
     beside = Counter(member.daemon.name for member in members)
     names = [member.daemon.name for member in members]
-    return [_two_digits(min(up[name], down[name]) / beside[name]) for name in names]
+    speeds = [min(up[name], down[name]) / beside[name] for name in names]
+    usual = _median(speeds, 0.0)
+    return [usual if usual / BANDWIDTH_GRAIN < speed < usual * BANDWIDTH_GRAIN else speed for speed in speeds]
 
 
 def _owning(shares: Sequence[int], speeds: Sequence[float]) -> float:

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from wancoll_master.plan.topology import MATERIAL
+
 UNIT = 1024  # the largest share
-GAIN = 1.05  # times faster that uneven shares have to be
 
 
-def share_out(speeds: Sequence[float], gain: float = GAIN) -> list[int]:
+def share_out(speeds: Sequence[float], gain: float = MATERIAL) -> list[int]:
     """Whole numbers to compare, one for each member; []: even shares are about as good.
 
     *speeds*: bytes per second that a member sends, or receives where that is less.
