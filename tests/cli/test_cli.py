@@ -386,6 +386,7 @@ def test_every_bad_option_is_one_line_and_exit_code_2():
         (["peer", "--master", "host:port"], "--master"),
         (["peer", "--congestion-control", "no_such"], "no_such"),
         (["peer", "--uplink-limit", "20"], "--uplink-limit"),
+        (["peer", "--uplink", "no_such0"], "no_such0"),
         (["peer", "--log-level", "loud"], "loud"),
         (["status", "--timeout", "-1"], "above 0"),
         (["status", "--events", "51"], "from 0 to 50"),

@@ -7,9 +7,10 @@ import time
 import numpy as np
 import pytest
 
-from tests.wan.network import Wan
+from tests.wan.network import DEVICE, SECOND, Wan
 from tests.wan.test_delayline import patient
 from tests.wan.test_plans_on_wan import ask
+from wancoll import Communicator
 from wancoll.chaos import Cluster, in_threads
 
 pytestmark = [pytest.mark.wan, pytest.mark.check]
@@ -55,3 +56,42 @@ def test_a_limit_holds_on_the_line_and_makes_shares_uneven() -> None:
     rate = 8 * (after - before) / (ended - began)
     assert rate < 1.05 * LIMIT  # with votes, and what it says of the bytes that have come
     assert rate > 0.6 * LIMIT
+
+
+@patient
+@pytest.mark.timeout(120)
+def test_lanes_go_over_all_uplinks_and_over_the_others_when_one_is_gone() -> None:
+    """The daemon that joins last dials. Each of its two uplinks carries 20 Mbit/s."""
+    up, quick = {"up": LIMIT}, {"WANCOLL_LANE_TIMEOUT": "2"}
+    env = {0: quick, 1: {"WANCOLL_UPLINK": f"{DEVICE} {SECOND}", **quick}}
+    with (
+        Wan(peers=2, delay=0.005, rate=200e6, second=[1], ports={1: up, 3: up}) as wan,
+        Cluster(peers=2, network=wan, peer_env=env) as cluster,
+    ):
+        elder = cluster.connect(0, start_world=1)
+
+        def join(i: int) -> Communicator:
+            if i == 1:
+                return cluster.connect(1, start_world=1)
+            while elder.world_size < 2:
+                elder.update_membership()
+            return elder
+
+        comms = in_threads(join, 2)
+
+        def reduce(i: int) -> None:
+            tensor = np.full(COUNT, i + 1.0, np.float32)
+            comms[i].all_reduce(tensor)
+            assert np.array_equal(tensor, np.full(COUNT, 3.0, np.float32))
+
+        in_threads(reduce, 2)
+        began, before = time.monotonic(), [wan.counters().sent_bytes(host) for host in (1, 3)]
+        in_threads(reduce, 2)
+        took = time.monotonic() - began
+        sent = [wan.counters().sent_bytes(host) - old for host, old in zip((1, 3), before, strict=True)]
+        assert min(sent) > 0.35 * sum(sent) > COUNT
+        assert 8 * sum(sent) / took > 1.3 * LIMIT
+        for host in (0, "master"):
+            wan.change_path(3, host, loss=1.0)
+            wan.change_path(host, 3, loss=1.0)
+        in_threads(reduce, 2)

@@ -44,6 +44,9 @@ class PeerConfig:
         measure: Measure paths to other machines, for the master's plans. Short probes while nothing runs.
         workers: Engine threads; plans are made as for twice as many processor cores. 0: one for two cores, at most 8.
         congestion_control: TCP congestion control of the lanes (cubic, bbr, ...). Empty: the system's.
+        uplink: Network interface, such as eth0. With several (repeat it, or separate by spaces in the variable) the
+            lanes that this daemon dials go over each of them in turn, or over the next one where one fails. Empty: as
+            the system routes them.
         uplink_limit: RATE, such as 20Mbit/s, at which this daemon's lanes together send at most, TCP's headers
             included. Short messages, to other members and the master, do not count, nor what goes through memory.
             Empty: no limit.
@@ -75,6 +78,7 @@ class PeerConfig:
     measure: bool = True
     workers: Annotated[int, Parameter(validator=between(0, MAX_WORKERS))] = 0
     congestion_control: str = ""
+    uplink: Annotated[tuple[str, ...], Parameter(negative=())] = ()
     uplink_limit: str = ""
     shared_memory: bool = True
     checksum: bool = True
@@ -87,7 +91,7 @@ class PeerConfig:
     limits: Annotated[Limits, Unseen] = DEFAULT
 
     @property
-    def uplink(self) -> float:
+    def most_sent(self) -> float:
         """Bytes per second that lanes together may give to their sockets; inf: without limit.
 
         Raises ConfigError: the limit is no rate.

@@ -44,7 +44,7 @@ from wancoll.peer.daemon_metrics import DaemonMetrics
 from wancoll.peer.door import FrontDoor
 from wancoll.peer.links.beside import is_own, listeners_beside
 from wancoll.peer.links.hub import LinkHub
-from wancoll.peer.links.lanes import check_congestion_control
+from wancoll.peer.links.lanes import check_congestion_control, check_interface
 from wancoll.peer.links.probes import probe
 from wancoll.peer.links.traffic import Traffic
 from wancoll.peer.session import Session
@@ -621,7 +621,9 @@ async def serve(
     split_addresses(config.master, what="--master")  # before anything is started
     if config.congestion_control:
         check_congestion_control(config.congestion_control)
-    uplink = int(config.uplink) if config.uplink_limit else 0
+    uplink = int(config.most_sent) if config.uplink_limit else 0
+    for each in config.uplink:
+        check_interface(each)
     path = config.socket or default_socket()
     wallet = _wallet(config, path)
     if wallet is not None:
