@@ -594,6 +594,15 @@ def test_what_is_known_of_a_lost_daemon_is_forgotten(net):
     assert all("d2" not in ends for ends in (*net.state.measures.paths, *net.state.asked))
 
 
+def test_status_asks_daemons_what_they_send_and_says_it(net):
+    net.start(2)
+    assert [link.sent for link in report.links(net.state)] == [0, 0]
+    net.step(Received(net.conns["d0"] + 1000, m.StatusRequest(PROTOCOL_VERSION)))
+    net.say("d0", m.Heartbeat(2, [], moved=[("d1", 7000, 9, 0)]))
+    assert net.take("d0", m.Pong)[-1].watched
+    assert [link.sent for link in report.links(net.state)] == [7000, 0]
+
+
 def test_status_has_the_paths_and_the_plan(net):
     net.start(2)
     links = report.links(net.state)
