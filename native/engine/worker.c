@@ -59,14 +59,11 @@ static void take_turns(wc_worker *worker)
     }
 }
 
-/* Lanes that wait for the uplink get a piece each, as long as there is one. */
+/* Lanes that wait for the uplink take their turn, as long as it has something. */
 static void quench(wc_worker *worker)
 {
-    while (worker->thirsty.head && !wc_uplink_wait(&worker->engine->uplink)) {
-        worker->turn = (wc_lane *)((char *)wc_list_take(&worker->thirsty) - offsetof(wc_lane, thirst));
-        wc_lane_send(worker->turn);
-    }
-    worker->turn = NULL;
+    while (worker->thirsty.head && !wc_uplink_wait(&worker->engine->uplink))
+        wc_lane_send((wc_lane *)((char *)wc_list_take(&worker->thirsty) - offsetof(wc_lane, thirst)));
 }
 
 /* Milliseconds for which the worker may sleep if nothing happens; -1: for ever. */

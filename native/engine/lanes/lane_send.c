@@ -142,19 +142,16 @@ static bool limited(const wc_lane *lane)
     return lane->worker->engine->uplink.rate && !wc_stream_in_memory(&lane->stream);
 }
 
-/* How many bytes its socket may take now. 0: it waits for its turn at the uplink, after the worker's lanes that do. */
+/* How many bytes its socket may take now. 0: it waits for the uplink, after the worker's lanes that do. */
 static size_t allowance(wc_lane *lane)
 {
-    wc_worker *worker = lane->worker;
     if (!limited(lane))
         return SIZE_MAX;
     if (lane->thirst.listed)
         return 0;
-    bool turn = worker->turn == lane || !worker->thirsty.head;
-    uint32_t bytes = turn ? wc_uplink_take(&worker->engine->uplink) : 0;
-    worker->turn = NULL;
+    uint32_t bytes = wc_uplink_take(&lane->worker->engine->uplink);
     if (!bytes)
-        wc_list_append(&worker->thirsty, &lane->thirst);
+        wc_list_append(&lane->worker->thirsty, &lane->thirst);
     return bytes;
 }
 
