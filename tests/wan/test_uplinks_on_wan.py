@@ -54,7 +54,7 @@ def test_a_limit_holds_on_the_line_and_makes_shares_uneven() -> None:
     told = [link.bandwidth for link in answer.links if link.source == "peer-3"]
     assert 0 < max(told) <= LIMIT / 8
     rate = 8 * (after - before) / (ended - began)
-    assert rate < 1.05 * LIMIT  # with votes, and what it says of the bytes that have come
+    assert rate < 1.03 * LIMIT  # with votes, and a few packets that are sent again
     assert rate > 0.6 * LIMIT
 
 
