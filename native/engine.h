@@ -54,6 +54,7 @@ typedef struct {
     uint32_t workers; /* threads; lane group t of every link belongs to worker t % workers */
     uint32_t segment; /* largest frame payload, bytes, a multiple of WC_DIGEST_BLOCK */
     uint32_t stripe; /* a step is not cut into parts smaller than this, bytes */
+    uint64_t uplink; /* bytes per second that all lanes together give to their sockets at most; 0: without limit */
 } wc_config;
 
 enum { WC_SEND, WC_RECV, WC_LOCAL }; /* as wancoll.schedule.steps.Direction */

@@ -25,6 +25,7 @@ class Config(Struct, Protocol):
     workers: int
     segment: int
     stripe: int
+    uplink: int
 
 class Place(Struct, Protocol):
     offset: int

@@ -46,6 +46,7 @@ from wancoll_master.core.liveness import presence
 from wancoll_master.core.may import EVERYTHING, may
 from wancoll_master.core.paths import announced
 from wancoll_master.core.ready import (
+    WATCHED,
     Announce,
     Close,
     Disconnected,
@@ -74,7 +75,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("wancoll.master")
 
-WATCHED = 5.0  # seconds after a look at the page for which daemons go on to tell more
 # Kinds of events that somebody looks into.
 _WARNINGS = {"client died", "daemon died", "evicted", "away", "deaf", "waits", "stall", "digest", "refused"}
 _LINES_AT_ONCE = 1000  # of one kind of events: a crowd that comes, or is lost, is written down whole; a flood is not

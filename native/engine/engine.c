@@ -38,6 +38,7 @@ wc_engine *wc_engine_new(const wc_config *config)
     if (!engine)
         return NULL;
     engine->config = *config;
+    wc_uplink_init(&engine->uplink, config->uplink);
     engine->kernels = kernels;
     pthread_mutex_init(&engine->mutex, NULL);
     pthread_mutex_init(&engine->scratch_mutex, NULL);

@@ -10,12 +10,14 @@
 #include "operations/readiness.h"
 #include "operations/op.h"
 #include "operations/scratch.h"
+#include "streams/uplink.h"
 #include "worker.h"
 
 struct wc_engine {
     wc_config config;
     const wc_kernels *kernels;
     wc_events events;
+    wc_uplink uplink;
     int notes; /* an epoll: the sockets of all note lanes */
     /* guards the tables and the order of commands. Taken before a worker's or the events' mutex */
     pthread_mutex_t mutex;

@@ -65,6 +65,21 @@ static void take_turns(wc_worker *worker)
     }
 }
 
+/* Lanes that wait for the uplink take their turn, as long as it has something. */
+static void quench(wc_worker *worker)
+{
+    while (worker->thirsty.head && !wc_uplink_wait(&worker->engine->uplink))
+        wc_lane_send((wc_lane *)((char *)wc_list_take(&worker->thirsty) - offsetof(wc_lane, thirst)));
+}
+
+/* Milliseconds for which the worker may sleep if nothing happens; -1: for ever. */
+static int may_sleep(const wc_worker *worker)
+{
+    if (worker->ready.of[WC_READY_TURN].head)
+        return 0;
+    return worker->thirsty.head ? (int)((wc_uplink_wait(&worker->engine->uplink) + 999999) / 1000000) : -1;
+}
+
 /* ---- commands -------------------------------------------------------------------------------------------- */
 
 /* Frees a command and what it holds. */
@@ -212,7 +227,7 @@ static void *run(void *argument)
     wc_fpenv_enter();
     while (!atomic_load(&worker->engine->stopping)) {
         struct epoll_event events[BATCH];
-        int n = wait_for(worker, events, worker->ready.of[WC_READY_TURN].head ? 0 : -1);
+        int n = wait_for(worker, events, may_sleep(worker));
         worker->round++;
         bool woken = false, rung = false;
         for (int i = 0; i < n; i++) {
@@ -230,6 +245,7 @@ static void *run(void *argument)
         }
         if (rung)
             wc_readiness_look(worker);
+        quench(worker);
         drain(worker);
         if (woken) /* after the lanes: commands may free lanes that this batch names */
             run_commands(worker);

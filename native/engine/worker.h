@@ -18,6 +18,7 @@ struct wc_worker {
     uint64_t round;          /* counts its looks at epoll */
     uint64_t patience;       /* ns that it looks on before it parks; 0 where it has no core of its own */
     wc_ready ready;          /* see ready.h */
+    wc_list thirsty;         /* lanes that wait for the uplink, first come, first served */
     wc_task *unready;        /* of ops whose input is being filled */
     uint8_t *read_buffer;    /* WC_READ_BYTES, and room for a split element */
     uint8_t *decoded;        /* a digest block, for reductions that have no kernel for encoded operands */

@@ -230,9 +230,11 @@ static uint32_t bed_lane_groups(uint32_t lanes, uint32_t workers)
     return lanes < workers ? lanes : workers;
 }
 
+static uint64_t uplink; /* bytes per second of engines that start; 0: without limit */
+
 static inline void bed_start(bed *b, int ranks, uint32_t lanes, uint32_t workers, uint32_t segment, uint32_t stripe)
 {
-    wc_config config = {.workers = workers, .segment = segment, .stripe = stripe};
+    wc_config config = {.workers = workers, .segment = segment, .stripe = stripe, .uplink = uplink};
     *b = (bed){.ranks = ranks, .lanes = lanes, .lane_groups = bed_lane_groups(lanes, workers)};
     for (int r = 0; r < ranks; r++)
         must((b->engines[r] = wc_engine_new(&config)) != NULL, "wc_engine_new");

@@ -1620,6 +1620,14 @@ int main(void)
                 test_ring(n, lanes, lanes == 3 ? 2 : 1, counts[c]);
     test_stripes();
     test_pipelined();
+    uplink = 3 << 20;
+    test_ring(3, 3, 2, 70001);
+    for (int round = 0; round < 20; round++)
+        test_shrink(round);
+    test_cancel();
+    test_lane_loss();
+    test_sealed();
+    uplink = 0;
     for (int round = 0; round < 40; round++)
         test_shrink(round);
     for (int round = 0; round < 20; round++)

@@ -21,9 +21,11 @@ from tests.bench.__main__ import machine
 from tests.bench.contenders import CRing, GlooMember, WancollMember, compile_ring
 from tests.bench.ranks import Ranks, Sample
 from tests.bench.report import size_name, table
-from tests.wan.network import DEVICE, Wan, why_not
+from tests.wan.__main__ import PORT_UNITS, override
+from tests.wan.network import DEVICE, Host, Wan, why_not
 from tests.wan.units import BITS, RATIO, SECONDS, parse
 from wancoll.chaos import Cluster
+from wancoll_master.plan.shares import busiest, share_out
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = {64 * KIB: 5, 64 * MIB: 2}  # bytes -> timed operations a round
@@ -45,13 +47,23 @@ class Setting:
     rate: float
     loss: float
     congestion_control: str
+    ports: tuple[str, ...] = ()  # what is different at a host, as in `python -m tests.wan up --port`
 
     def __str__(self) -> str:
         chosen = self.congestion_control or Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
         return (
             f"{self.ranks} ranks, {self.delay * 1e3:g} ms one way, {self.rate / 1e6:g} Mbit/s each, "
-            f"loss {self.loss:.4%}, {chosen} by default"
+            f"loss {self.loss:.4%}, {chosen} by default{''.join(f'; host {port}' for port in self.ports)}"
         )
+
+    def different(self) -> dict[Host, dict[str, float]]:
+        """The ports, by host."""
+        return {host: settings for (host,), settings in (override(port, 1, PORT_UNITS) for port in self.ports)}
+
+    def speeds(self) -> list[float]:
+        """Bits per second of each host, of the slower direction."""
+        ports = self.different()
+        return [min(ports.get(i, {}).get(way, self.rate) for way in ("up", "down")) for i in range(self.ranks)]
 
 
 @dataclass
@@ -79,13 +91,18 @@ class Result:
         return None if seconds is None else self.share(size, seconds)
 
     def share(self, size: int, seconds: float) -> float:
-        """Payload that each rank sends, as a ratio of what its uplink carries in that time (TCP's best is 0.965)."""
-        return payload(size, self.setting.ranks) * 8 / seconds / self.setting.rate
+        """The least time that the hosts' rates allow, as a ratio of what it took (TCP's best is 0.965)."""
+        return size * 8 * least(self.setting.speeds()) / seconds
 
 
 def payload(size: int, ranks: int) -> float:
     """Bytes that each rank sends at least."""
     return 2 * (ranks - 1) / ranks * size
+
+
+def least(speeds: list[float]) -> float:
+    """Seconds for each bit of the tensor that an all-reduce takes: see wancoll_master.plan.shares."""
+    return busiest(share_out(speeds, gain=1.0), speeds)
 
 
 @app.default
@@ -97,6 +114,7 @@ def bench_wan(
     losses: Annotated[tuple[str, ...], Parameter(name="--loss", negative=())] = ("0", "0.1%"),
     delay: str = "40ms",
     rate: str = "500Mbit",
+    port: Annotated[tuple[str, ...], Parameter(negative=())] = (),
     congestion_control: str = "",
     rounds: int = 3,
     contenders: Annotated[tuple[str, ...], Parameter(negative=(), consume_multiple=True)] = (WANCOLL, GLOO, *RINGS),
@@ -111,6 +129,7 @@ def bench_wan(
         losses: ratios of lost packets, such as 0.1%.
         delay: one way.
         rate: of each host's uplink and downlink.
+        port: what is different at a host: --port 0,up=110Mbit --port 1,up=40Mbit
         congestion_control: of TCP where a program does not choose; by default this machine's.
         rounds: in each, all contenders take turns.
         contenders: which.
@@ -126,7 +145,9 @@ def bench_wan(
     results = []
     for count in ranks:
         for loss in losses:
-            setting = Setting(count, parse(delay, SECONDS), parse(rate, BITS), parse(loss, RATIO), congestion_control)
+            setting = Setting(
+                count, parse(delay, SECONDS), parse(rate, BITS), parse(loss, RATIO), congestion_control, port
+            )
             print(f"\n{setting}", flush=True)
             results.append(result := measure(setting, rounds, contenders, perf, in_flight))
             print(tables(result), flush=True)
@@ -147,6 +168,7 @@ def measure(setting: Setting, rounds: int, names: tuple[str, ...], perf: bool, i
                 delay=setting.delay,
                 rate=setting.rate,
                 loss=setting.loss,
+                ports=setting.different(),
                 congestion_control=setting.congestion_control,
             )
         )

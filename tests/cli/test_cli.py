@@ -286,10 +286,10 @@ def test_the_documents_name_only_options_and_variables_that_exist():
     variables = set(map(variable, options))
     variables |= {"WANCOLL_FAILPOINTS", "WANCOLL_MOVE_BUCKETS"}  # of master and peer, of torch's backend; no options
     variables |= {"WANCOLL_ETCD_PASSWORD"}  # of the master: an option would be seen by others on its machine
-    # --help: of all commands; --now, --no-block: of systemctl; --strict: of mypy; --delay, --rate: of tests.wan;
-    # --prefix: of etcdctl; --wan, --mpi: of tests.bench; --nodes: of sbatch; --no-deps,
+    # --help: of all commands; --now, --no-block: of systemctl; --strict: of mypy; --delay, --rate, --port: of
+    # tests.wan; --prefix: of etcdctl; --wan, --mpi, --ranks: of tests.bench; --nodes: of sbatch; --no-deps,
     # --output-dir: of what makes wheels; --build to --wait: of docker and buildah; the rest: of the examples
-    others = {"--help", "--now", "--no-block", "--strict", "--delay", "--rate", "--wan", "--mpi"}
+    others = {"--help", "--now", "--no-block", "--strict", "--delay", "--rate", "--port", "--wan", "--mpi", "--ranks"}
     others |= {"--prefix", "--backend", "--batch", "--device-ms", "--heads", "--nodes", "--no-deps", "--output-dir"}
     others |= {"--build", "--build-arg", "--detach", "--file", "--tag", "--wait"}
     text = "\n".join(path.read_text() for path in DOCUMENTS)
@@ -385,6 +385,8 @@ def test_every_bad_option_is_one_line_and_exit_code_2():
         (["peer", "--advertise", "::1"], "--advertise"),
         (["peer", "--master", "host:port"], "--master"),
         (["peer", "--congestion-control", "no_such"], "no_such"),
+        (["peer", "--uplink-limit", "20"], "--uplink-limit"),
+        (["peer", "--uplink", "no_such0"], "no_such0"),
         (["peer", "--log-level", "loud"], "loud"),
         (["status", "--timeout", "-1"], "above 0"),
         (["status", "--events", "51"], "from 0 to 50"),

@@ -152,7 +152,7 @@ async def test_which_daemons_dial_lanes_beyond_their_machine(
             connector = LinkHub(engine, config, "d1", nursery).connector
             for fail in (
                 connector.open(far, 30.0), connector.dial(far, b"", 30.0), round_trip(connector, ask, 30.0),
-                burst(connector, ask, 30.0),
+                burst(connector, ask, 30.0, float("inf")),
             ):  # fmt: skip
                 with pytest.raises(DialFailed, match="is beyond this machine" if near_only else "nothing goes there"):
                     await fail

@@ -55,6 +55,12 @@ def test_the_matrix_has_a_row_for_each_sender_and_a_column_for_each_receiver(cap
     assert "plan:" not in out
 
 
+def test_a_path_says_what_was_sent_and_a_plan_who_owns_how_much():
+    assert tables.path(m.LinkStatus("b", "a", 0.08, 12e6, 0, 0.0, 3_000_000)) == "80 ms, 12 MB/s (probe), sent 3 MB"
+    plan = m.PlanStatus(msgspec.structs.replace(PLAN, shares=[1024, 0, 512]), 45e6, 0.32, 0.04, 2e-8)
+    assert "  a direct all_reduce's tensor is owned to 66.7, 0, 33.3 %, by rank" in tables.plan_lines(plan)
+
+
 def test_many_paths_are_listed(capsys):
     links = [m.LinkStatus(f"d{i:02}", f"d{i + 1:02}", 0.01, 0.0, 0, 0.0) for i in range(60)]
     status.print_tables(answer(links, None))
@@ -85,6 +91,7 @@ def test_json_has_all_of_it_by_the_fields_names(capsys):
         "bandwidth": 62.5e6,
         "lanes": 16,
         "loss": 0.001,
+        "sent": 0,
     }
     plan = told["groups"][0]["plan"]
     assert (plan["bottleneck"], plan["alpha"]) == (45e6, 0.04)

@@ -148,6 +148,7 @@ class Mesh:
         filled: Any = None,
         shown: Any = None,
         ends: Ends = RAW_ENDS,
+        shares: Sequence[int] = (),
         **numbers: int,
     ) -> None:
         """Post any call on one rank; an array that the call does not use may be empty."""
@@ -156,7 +157,7 @@ class Mesh:
         n, me = len(members), members.index(rank)
         input_bytes, result_bytes = sizes(call, me, n, ())
         prepared = self.engines[rank].prepare(
-            make(call, algorithm, me, n, sites=sites, ends=ends),
+            make(call, algorithm, me, n, sites=sites, ends=ends, shares=shares),
             {place: 100 + other for place, other in enumerate(members)},
             dtype=call.dtype,
             op=call.op,

@@ -33,7 +33,7 @@ def sites_of(world: int) -> tuple[str, ...]:
     return tuple("ab"[rank % 3 == 2] for rank in range(world))
 
 
-def run(mesh: Mesh, call: Descriptor, algorithm: str, seed: int) -> None:
+def run(mesh: Mesh, call: Descriptor, algorithm: str, seed: int, shares: tuple[int, ...] = ()) -> None:
     """One op on all engines; results, digests and untouched inputs."""
     world = mesh.world
     mesh.seq += 1
@@ -45,7 +45,10 @@ def run(mesh: Mesh, call: Descriptor, algorithm: str, seed: int) -> None:
         np.full(result_buffer // call.dtype.itemsize, 85, numbers.storage(call.dtype)) for _, result_buffer in wanted
     ]
     ends = mixed_ends(world, seed) if call.codec else [RAW_ENDS] * world
-    schedules = [make(call, algorithm, rank, world, sites=sites_of(world), ends=ends[rank]) for rank in range(world)]
+    schedules = [
+        make(call, algorithm, rank, world, sites=sites_of(world), ends=ends[rank], shares=shares)
+        for rank in range(world)
+    ]
     digests: list[int] = []
     keys = [(RESULT_KEY, 77 + rank, 99 + rank) for rank in range(world)]
     noise = keys if call.rounding == "stochastic" else None
@@ -78,6 +81,7 @@ def run(mesh: Mesh, call: Descriptor, algorithm: str, seed: int) -> None:
             sites=sites_of(world),
             noise=keys[rank],
             ends=ends[rank],
+            shares=shares,
         )
     done = [wait_for(engine, Done) for engine in mesh.engines]
     for rank in range(world):
@@ -102,6 +106,15 @@ def test_every_collective_and_algorithm(world: int) -> None:
             if kind in UNEVEN:
                 counts = tuple((rank * 7919) % 5000 for rank in range(world))
                 run(mesh, Descriptor(kind, DType.float32, counts=counts), algorithm, seed=9)
+
+
+@pytest.mark.parametrize("shares", [(1024, 0, 1024), (0, 0, 7, 0), (3, 0, 1024, 512, 1)])
+def test_shares_of_direct_all_reduces(shares: tuple[int, ...]) -> None:
+    with mesh_of(len(shares), lanes=2) as mesh:
+        for number, count in enumerate(COUNTS):
+            for codec in (Codec.none, Codec.int8):
+                call = Descriptor(Kind.all_reduce, op=ReduceOp.avg, count=count, codec=codec)
+                run(mesh, call, "direct", number, shares)
 
 
 @pytest.mark.parametrize("world", [1, 2, *later(3, 5), *at_night(8)])

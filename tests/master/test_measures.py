@@ -325,7 +325,7 @@ async def test_no_burst_while_an_operation_runs():
 async def test_an_operation_ends_a_burst_at_once_and_it_runs_again(monkeypatch):
     began, ended = [], []
 
-    async def slow(connector: Connector, ask: m.MeasureLink, within: float) -> float:
+    async def slow(connector: Connector, ask: m.MeasureLink, within: float, most: float) -> float:
         began.append(ask)
         if len(began) >= 2:
             return 7 * MB
@@ -352,7 +352,7 @@ async def test_of_two_bursts_the_better_one_counts(monkeypatch):
     """The machine may have been busy during the first."""
     speeds = {"b": [30 * MB, 60 * MB], "c": [60 * MB, 30 * MB], "d": [40 * MB, 50 * MB]}
 
-    async def faster(connector: Connector, ask: m.MeasureLink, within: float) -> float:
+    async def faster(connector: Connector, ask: m.MeasureLink, within: float, most: float) -> float:
         return speeds[ask.daemon].pop(0)
 
     monkeypatch.setattr(measure, "burst", faster)

@@ -251,6 +251,69 @@ def test_the_slowest_edge_sets_the_pace(net):
     assert (plan.congestion, plan.pacing) == ("", 20 * MB // 8)
 
 
+def uneven(net: Net, *speeds: float) -> m.Epoch:
+    """Start with uplinks of these speeds."""
+    count = len(speeds)
+    net.speeds = {(f"d{i}", f"d{j}"): speeds[i] for i in range(count) for j in range(count) if i != j}
+    return net.start(count)
+
+
+def by_name(epoch: m.Epoch) -> dict[str, int]:
+    return dict(zip((member.name for member in epoch.members), epoch.plan.shares, strict=True))
+
+
+def test_members_with_slow_uplinks_own_less_of_a_tensor_where_that_is_faster(net):
+    epoch = uneven(net, 11 * MB, 11 * MB, 11 * MB, 4 * MB)
+    assert by_name(epoch) == {"m0": 1024, "m1": 1024, "m2": 1024, "m3": 0}
+    assert chosen(epoch.plan.choices["all_reduce"], 64 << 20) == "direct"  # with even uplinks: the ring
+    assert net.group.planned.cost.owning == 0.67
+    assert uneven(Net(), 11 * MB, 14 * MB, 9 * MB, 12 * MB).plan.shares == []  # as noise has it
+    assert uneven(Net(), 11 * MB, 4 * MB).plan.shares == []
+
+
+def test_shares_wait_for_all_uplinks_and_go_where_their_members_go(net):
+    net.arrive("d0", "d1", "d2", "d3")
+    for i in range(4):
+        net.join(f"m{i}", start=4)
+    for i in range(4):
+        for j in range(4):
+            if i != j:
+                net.tell(f"d{i}", m.LinkMeasure(f"d{j}", 0.08, 11 * MB if i else 0, 0, 0))
+    net.sleep(BURST_WAIT + 0.01)
+    assert net.new_epoch().plan.shares == []
+    for i in (1, 2, 3):
+        net.tell("d0", m.LinkMeasure(f"d{i}", 0, 4 * MB, 0, 0))
+    epoch = net.pass_update()
+    assert epoch is not None
+    assert by_name(epoch) == {"m0": 0, "m1": 1024, "m2": 1024, "m3": 1024}
+    assert "all_reduce" in epoch.reason
+    net.drop("d2")
+    net.sleep(net.limits.heartbeat_timeout)
+    assert by_name(net.new_epoch()) == {"m0": 0, "m1": 1024, "m3": 1024}
+
+
+def test_other_shares_are_a_better_plan():
+    """The algorithm stays: d3's uplink is slow at first, and then it is d0's."""
+    net = Net()
+    assert by_name(uneven(net, 11 * MB, 11 * MB, 11 * MB, 4 * MB))["m3"] == 0
+    assert net.pass_update() is None
+    for i in range(4):
+        for j in range(4):
+            if i != j:
+                net.tell(f"d{i}", m.LinkMeasure(f"d{j}", 0, (11 if i else 4) * MB, 0, 0))
+    epoch = net.pass_update()
+    assert epoch is not None
+    assert by_name(epoch) == {"m0": 0, "m1": 1024, "m2": 1024, "m3": 1024}
+    assert "direct -> direct, other shares" in epoch.reason
+
+
+def test_a_slow_downlink_counts_where_its_senders_send_faster_elsewhere(net):
+    into = {"d0": 4 * MB, "d1": 11 * MB, "d2": 11 * MB, "d3": 11 * MB}
+    net.speeds = {(f"d{i}", to): speed for i in range(4) for to, speed in into.items()}
+    first = net.start(4)
+    assert by_name(net.pass_update() or first) == {"m0": 0, "m1": 1024, "m2": 1024, "m3": 1024}
+
+
 def test_sites_make_the_hierarchical_algorithm_a_candidate():
     net = Net(rtt=0.1, speed=12 * MB)
     for i in range(4):
@@ -529,6 +592,15 @@ def test_what_is_known_of_a_lost_daemon_is_forgotten(net):
     net.start(3)
     net.drop("d2")
     assert all("d2" not in ends for ends in (*net.state.measures.paths, *net.state.asked))
+
+
+def test_status_asks_daemons_what_they_send_and_says_it(net):
+    net.start(2)
+    assert [link.sent for link in report.links(net.state)] == [0, 0]
+    net.step(Received(net.conns["d0"] + 1000, m.StatusRequest(PROTOCOL_VERSION)))
+    net.say("d0", m.Heartbeat(2, [], moved=[("d1", 7000, 9, 0)]))
+    assert net.take("d0", m.Pong)[-1].watched
+    assert [link.sent for link in report.links(net.state)] == [7000, 0]
 
 
 def test_status_has_the_paths_and_the_plan(net):

@@ -463,6 +463,19 @@ async def test_a_dial_that_nobody_answers_says_where() -> None:
         await dial([address], 2.0, near_only=False)
 
 
+async def test_uplinks_are_tried_in_order_and_none_for_this_machine() -> None:
+    with open_listeners("127.0.0.1:0")[0] as listener:
+        address = join_address(*listener.getsockname())
+        stream = await dial([address], 5.0, near_only=False, uplinks=["no_such0"])
+        await stream.aclose()
+    with pytest.raises(DialFailed, match=r"192\.0\.2\.1:9: .*No such device"):
+        await dial(["192.0.2.1:9"], 5.0, near_only=False, uplinks=["no_such0", "no_such1"])
+    began = trio.current_time()
+    with pytest.raises(DialFailed, match=r"192\.0\.2\.1:9: "):  # loopback takes what it does not lead to, or refuses it
+        await dial(["192.0.2.1:9"], 1.0, near_only=False, uplinks=["no_such0", "lo"])
+    assert trio.current_time() - began < 0.9, "an uplink that does not answer leaves time for others"
+
+
 async def test_who_may_dial_loopback_alone_dials_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """A name that has an address beyond is not tried at all; one of loopback is looked up once."""
     known = {"here": ["::1", "127.0.0.1"], "both": ["127.0.0.1", "192.0.2.1"]}

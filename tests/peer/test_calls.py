@@ -65,6 +65,27 @@ def test_lost_ranks_blocks_stay_in_front_and_are_left_out(counts: tuple[int, ...
     assert resolved.schedule != make(resolved.descriptor, "ring", 1, 3)
 
 
+def test_shares_of_the_plan_cut_a_direct_all_reduce() -> None:
+    uneven = replace(plan({"all_reduce": [(0, "direct")]}), shares=[1, 0, 3, 0])
+    call = Descriptor(Kind.all_reduce, count=4000)
+    for rank in range(4):
+        assert resolve(call, KNEW, KNEW, rank, uneven).schedule == make(call, "direct", rank, 4, shares=[1, 0, 3, 0])
+    assert resolve(call, KNEW, KNEW, 1, uneven).needs == {10, 12}  # and its neighbours: these
+    assert resolve(call, KNEW, KNEW, 0, uneven).schedule != make(call, "direct", 0, 4)
+    apart = replace(uneven, avoid=[(11, 13)])  # who own nothing, and have nothing to say to each other
+    assert resolve(call, KNEW, KNEW, 1, apart).algorithm == "direct"
+    assert resolve(call, KNEW, KNEW, 1, replace(apart, shares=[])).algorithm == "ring"
+
+
+@pytest.mark.parametrize("shares", [[1], [1, 1, 1, 1, 1], [0, 0, 0, 0]])
+def test_an_epoch_whose_shares_do_not_fit_is_refused(shares: list[int]) -> None:
+    members = [m.MemberInfo(mid, f"m{mid}", f"d{mid}", ["192.0.2.1:1"], "") for mid in KNEW.mids]
+    epoch = m.Epoch("g", 10, 1, 1, members, replace(plan(), shares=[1, 0, 2, 0]), b"k" * 16, 1, 0, [], "")
+    calls.check_epoch(epoch, 10)
+    with pytest.raises(ProtocolError, match="an epoch that cannot be"):
+        calls.check_epoch(replace(epoch, plan=replace(epoch.plan, shares=shares)), 10)
+
+
 def test_a_lost_last_block_is_not_read_any_more() -> None:
     resolved = resolve(Descriptor(Kind.all_to_all, count=2), KNEW, world(10, 11, 12), 0, plan())
     assert (resolved.input_bytes, resolved.result_bytes) == (6 * FLOATS, 6 * FLOATS)

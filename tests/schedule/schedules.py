@@ -36,10 +36,11 @@ def everyone(
     blocks: Sequence[int] = (),
     sites: Sequence[str] = (),
     ends: Sequence[Ends] = (),
+    shares: Sequence[int] = (),
 ) -> list[Schedule]:
     sites, ends = sites or sites_of(world_size), ends or [RAW_ENDS] * world_size
     return [
-        choose.make(descriptor, algorithm, rank, world_size, blocks=blocks, sites=sites, ends=ends[rank])
+        choose.make(descriptor, algorithm, rank, world_size, blocks=blocks, sites=sites, ends=ends[rank], shares=shares)
         for rank in range(world_size)
     ]
 
@@ -71,12 +72,13 @@ def run(
     blocks: Sequence[int] = (),
     sites: Sequence[str] = (),
     ends: Sequence[Ends] = (),
+    shares: Sequence[int] = (),
     **how: Any,
 ) -> list[np.ndarray]:
     """Every rank's result; inputs are checked to stay what they are."""
     kept = [array.copy() for array in inputs]
     results = reference.execute(
-        everyone(descriptor, algorithm, world_size, blocks, sites, ends),
+        everyone(descriptor, algorithm, world_size, blocks, sites, ends, shares),
         inputs,
         descriptor.dtype,
         descriptor.op,

@@ -26,15 +26,16 @@ def test_pairs_that_talk_are_those_whose_schedules_say_so(kind: Kind, algorithm:
         for count in (0, 1, 3, 1000):
             for codec in (Codec.none, Codec.int4) if kind is Kind.all_reduce else (Codec.none,):
                 asked = call(kind, count, n, codec=codec)
-                talks = [links(schedule) for schedule in everyone(asked, algorithm, n)]
-                counts = asked.block_counts(n)
-                for one, other in combinations(range(n), 2):
-                    told = pairs.talk(asked, algorithm, one, other, counts)
-                    assert told == pairs.talk(asked, algorithm, other, one, counts)
-                    if algorithm == "halving_doubling" and count < 1000:
-                        assert told or other not in talks[one]
-                    elif told is not None:
-                        assert told == (other in talks[one]), (n, count, one, other)
+                for shares in ((), (0, 3, *(0, 1) * n)[:n]) if algorithm == "direct" else ((),):
+                    talks = [links(schedule) for schedule in everyone(asked, algorithm, n, shares=shares)]
+                    counts = pairs.counts(asked, algorithm, n, shares)
+                    for one, other in combinations(range(n), 2):
+                        told = pairs.talk(asked, algorithm, one, other, counts)
+                        assert told == pairs.talk(asked, algorithm, other, one, counts)
+                        if algorithm == "halving_doubling" and count < 1000:
+                            assert told or other not in talks[one]
+                        elif told is not None:
+                            assert told == (other in talks[one]), (n, count, shares, one, other)
 
 
 @pytest.mark.parametrize(("kind", "algorithm"), OFFERED)

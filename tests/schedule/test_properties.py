@@ -57,6 +57,28 @@ def test_chunks_cover_everything_once_and_differ_by_at_most_one(count, world_siz
     assert sizes[0] - sizes[-1] <= 1
 
 
+@given(
+    st.integers(0, 10**13),
+    st.lists(st.integers(0, 1 << 16), min_size=1, max_size=1024).filter(any),
+    st.sampled_from([1, 32, 128]),
+)
+def test_chunks_are_as_long_as_their_shares(count, shares, multiple):
+    bounds, whole, blocks = chunk_bounds(count, len(shares), multiple, shares), sum(shares), -(-count // multiple)
+    assert [bounds[0][0], bounds[-1][1]] == [0, count]
+    assert all(before[1] == after[0] for before, after in pairwise(bounds))
+    assert all(start % multiple == 0 or start == count for start, _ in bounds)
+    for (start, stop), share in zip(bounds, shares, strict=True):
+        assert abs(-(-(stop - start) // multiple) * whole - blocks * share) < whole  # by less than a block
+        assert share or start == stop
+
+
+def test_whoever_owns_nothing_sends_the_tensor_once():
+    descriptor = Descriptor(Kind.all_reduce, count=9000)
+    schedules = everyone(descriptor, "direct", 4, shares=[1, 1, 0, 1])
+    assert [wire_bytes(schedule) for schedule in schedules] == [4 * 15000] * 2 + [4 * 9000, 4 * 15000]
+    assert [schedule.scratch for schedule in schedules][2] == 0
+
+
 @every_schedule
 def test_my_sends_are_the_peers_receives_in_the_same_order(kind, algorithm, large):
     for world_size, schedules in worlds_of(kind, algorithm, large):

@@ -17,7 +17,7 @@ from tests.schedule.schedules import ALL_REDUCES, CODECS, PAIRS, call, inputs_of
 from wancoll.collective import DATALESS, SAME_RESULT, Codec, Descriptor, DType, Kind, ReduceOp
 from wancoll.schedule import choose
 from wancoll.schedule.algorithms.hierarchical import members_by_site
-from wancoll.schedule.build import BLOCKS
+from wancoll.schedule.build import BLOCKS, takes
 from wancoll.schedule.steps import chunk_bounds
 
 WORLDS = range(1, 10)
@@ -291,6 +291,36 @@ def test_every_kind_gives_what_it_says(kind, algorithm):
             expected = expected_results(descriptor, algorithm, inputs, n)
             for result, wanted in zip(run(descriptor, algorithm, n, inputs), expected, strict=True):
                 assert same_bits(result, wanted), (n, count)
+
+
+def shares_of(n, seed):
+    """Shares of *n* ranks, some of which own nothing."""
+    rng = np.random.default_rng(seed)
+    shares = (rng.integers(0, 1025, n) * rng.integers(0, 2, n)).tolist()
+    return shares if any(shares) else [0] * (n - 1) + [1]
+
+
+@by_worlds
+@pytest.mark.parametrize("dtype", DType)
+def test_shares_change_no_bit(dtype, worlds):
+    """Whoever owns what, results and digests are those of even shares: of every op and codec, and in any order."""
+    for n in worlds:
+        for seed, count in enumerate((0, 1, n, 700)):
+            shares = shares_of(n, 10 * n + seed)
+            for op in ReduceOp if count == 700 else (ReduceOp.sum,):
+                descriptor = Descriptor(Kind.all_reduce, dtype, op, count)
+                inputs = inputs_of(descriptor, n, seed)
+                expected = [x.tobytes() for x in run(descriptor, "direct", n, inputs)]
+                got = run(descriptor, "direct", n, inputs, shares=shares, order=seed, cut=512, lanes=2)
+                assert [x.tobytes() for x in got] == expected, (n, count, op, shares)
+            for codec in (codec for codec in CODECS if takes(codec, dtype)):
+                descriptor = Descriptor(Kind.all_reduce, dtype, ReduceOp.avg, count, codec=codec, rounding="stochastic")
+                inputs, digests = inputs_of(descriptor, n, seed), []
+                how = {"noise": [(1, 10 + rank, 100 + rank) for rank in range(n)], "digests": digests}
+                expected = [x.tobytes() for x in run(descriptor, "direct", n, inputs, **how)]
+                got = run(descriptor, "direct", n, inputs, shares=shares, ends=mixed_ends(n, seed), order=seed, **how)
+                assert [x.tobytes() for x in got] == expected, (n, count, codec, shares)
+                assert len(set(digests)) == 1
 
 
 @pytest.mark.parametrize("algorithm", ["ring", "direct"])

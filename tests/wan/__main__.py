@@ -84,8 +84,8 @@ def up(
         queue=None if queue is None else int(queue),
         loss=loss,
         burst=burst,
-        paths=dict(_override(text, 2, _PATH_UNITS) for text in paths),
-        ports={key[0]: changes for key, changes in (_override(text, 1, _PORT_UNITS) for text in ports)},
+        paths=dict(override(text, 2, _PATH_UNITS) for text in paths),
+        ports={key[0]: changes for key, changes in (override(text, 1, PORT_UNITS) for text in ports)},
         master="own" if master == "own" else int(master),
         congestion_control=congestion_control,
         segmentation_offload=segmentation_offload,
@@ -133,7 +133,7 @@ def speed() -> int:
     return 0
 
 
-_PORT_UNITS = {"up": BITS, "down": BITS, "up_queue": BYTES, "down_queue": BYTES}
+PORT_UNITS = {"up": BITS, "down": BITS, "up_queue": BYTES, "down_queue": BYTES}
 _PATH_UNITS = {"delay": SECONDS, "jitter": SECONDS, "loss": RATIO, "burst": {"": 1.0}, "rate": BITS, "queue": BYTES}
 
 
@@ -141,7 +141,8 @@ def _host(text: str) -> Host:
     return "master" if text == "master" else int(text)
 
 
-def _override(text: str, hosts: int, units: dict[str, dict[str, float]]) -> tuple[Any, dict[str, float]]:
+def override(text: str, hosts: int, units: dict[str, dict[str, float]]) -> tuple[Any, dict[str, float]]:
+    """The hosts that *text* begins with, and what it sets."""
     words = text.split(",")
     settings = [word.partition("=") for word in words[hosts:]]
     for name, _, _ in settings:

@@ -90,18 +90,23 @@ def make_host(
     def make() -> tuple[int, int]:
         set_sysctls({"net.ipv6.conf.all.disable_ipv6": 1, "net.ipv6.conf.default.disable_ipv6": 1}, required=False)
         set_sysctls(sysctls)
-        tun = os.open(TUN, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            fcntl.ioctl(tun, TUNSETIFF, struct.pack("16sH22x", device.encode(), IFF_TUN | IFF_NO_PI | IFF_VNET_HDR))
-            fcntl.ioctl(tun, TUNSETOFFLOAD, TUN_F_CSUM | (TUN_F_TSO4 if segmentation_offload else 0))
-            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
-                _configure(control, device, address, mtu)
-            return tun, own_namespace()
-        except BaseException:
-            os.close(tun)
-            raise
+        return make_device(device, address, mtu=mtu, segmentation_offload=segmentation_offload), own_namespace()
 
     return in_new_namespace(make)
+
+
+def make_device(device: str, address: str, *, mtu: int, segmentation_offload: bool) -> int:
+    """A TUN device in the calling thread's namespace, with *address* in a /24: its file descriptor."""
+    tun = os.open(TUN, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.ioctl(tun, TUNSETIFF, struct.pack("16sH22x", device.encode(), IFF_TUN | IFF_NO_PI | IFF_VNET_HDR))
+        fcntl.ioctl(tun, TUNSETOFFLOAD, TUN_F_CSUM | (TUN_F_TSO4 if segmentation_offload else 0))
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+            _configure(control, device, address, mtu)
+    except BaseException:
+        os.close(tun)
+        raise
+    return tun
 
 
 def set_sysctls(values: Mapping[str, Any], *, required: bool = True) -> None:

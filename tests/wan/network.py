@@ -11,7 +11,7 @@ import socket
 import struct
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path as FilePath
@@ -23,6 +23,7 @@ T = TypeVar("T")
 Host = int | Literal["master"]  # the index of a peer, or the master's host
 
 DEVICE = "wan0"  # of each host
+SECOND = "wan1"  # of those that have two
 SOURCES = FilePath(__file__).with_name("delayline")
 BUILD = FilePath(__file__).parents[2] / "build" / "wan"
 MAX_HOSTS = 64
@@ -156,6 +157,8 @@ class Wan:
         ports: host -> what is different there, e.g. {2: {"up": 100e6}}. The master's port is without limit.
         master: "own": the master has a host of its own, as far from all peers as they are from each other; an index:
             it lives on that peer's host.
+        second: peers that have a second device, SECOND, on the same host. To paths and ports each is a host of its own:
+            the first of them has the index after the last host's.
         mtu: of all devices, bytes.
         segmentation_offload: let the hosts' TCP send super-packets of up to 64 KiB. Loss, rates and queues treat them
             as the MTU-sized packets that they stand for; without it, every packet costs a system call, and the
@@ -184,6 +187,7 @@ class Wan:
         paths: Mapping[tuple[Host, Host], Mapping[str, Any]] | None = None,
         ports: Mapping[Host, Mapping[str, Any]] | None = None,
         master: int | Literal["own"] = "own",
+        second: Sequence[int] = (),
         mtu: int = 1500,
         segmentation_offload: bool = True,
         quantum: float = 200e-6,
@@ -212,6 +216,14 @@ class Wan:
                 )
                 devices.append(device)
                 self._namespaces.append(made)
+            for i in second:
+                with self.inside(i):
+                    address = self._address(len(self._namespaces))
+                    devices.append(
+                        namespace.make_device(SECOND, address, mtu=mtu, segmentation_offload=segmentation_offload)
+                    )
+                self._namespaces.append(os.dup(self._namespaces[i]))
+            hosts = len(self._namespaces)
             self._start(devices, seed, quantum, memory)
             self._paths = {(i, j): self._path for i in range(hosts) for j in range(hosts) if i != j}
             self._ports = {i: self._port if i < peers else Port() for i in range(hosts)}

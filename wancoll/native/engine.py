@@ -194,11 +194,11 @@ class Engine:
 
     prepare = staticmethod(prepare)
 
-    def __init__(self, *, workers: int = 1, segment: int = SEGMENT, stripe: int = STRIPE) -> None:
+    def __init__(self, *, workers: int = 1, segment: int = SEGMENT, stripe: int = STRIPE, uplink: int = 0) -> None:
         self._engine: c.Pointer | None = None
         config = ffi.new("wc_config *")
         try:
-            config.workers, config.segment, config.stripe = workers, segment, stripe
+            config.workers, config.segment, config.stripe, config.uplink = workers, segment, stripe, uplink
             self._engine = lib.wc_engine_new(config) or None
         except OverflowError:
             ffi.errno = errno.EINVAL

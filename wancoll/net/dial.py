@@ -29,15 +29,20 @@ class DialFailed(Exception):
         self.refused = refused
 
 
-async def dial(addresses: Sequence[str], within: float, *, near_only: bool) -> trio.SocketStream:
+async def dial(
+    addresses: Sequence[str], within: float, *, near_only: bool, uplinks: Sequence[str] = ()
+) -> trio.SocketStream:
     """Connect to the first "host:port" that answers *within* seconds; DNS names are tried with all their addresses.
 
-    *near_only*: addresses that are not of loopback are not dialled. Raises DialFailed: none answered in time.
+    *near_only*: addresses that are not of loopback are not dialled. *uplinks*: the network interfaces to go over, the
+    first one that comes through. Raises DialFailed: none answered in time.
     """
     reasons, refused = [], True
     with trio.move_on_after(within):
         for address in addresses:
             try:
+                if uplinks and not near_only:
+                    return await _open_over(uplinks, *split_address(address), within / (len(uplinks) + 1))
                 return await (_open_near if near_only else trio.open_tcp_stream)(*split_address(address))
             # ValueError: no name that can be looked up; RuntimeError: no thread to look it up in.
             except (OSError, ValueError, ConfigError, RuntimeError) as bad:
@@ -63,6 +68,31 @@ async def _open_near(host: str, port: int) -> trio.SocketStream:
         with contextlib.suppress(OSError):
             return await trio.open_tcp_stream(one, port)
     return await trio.open_tcp_stream(hosts[-1], port)
+
+
+async def _open_over(uplinks: Sequence[str], host: str, port: int, each: float) -> trio.SocketStream:
+    """Do trio.open_tcp_stream over the first of the *uplinks* that comes through, *each* within so many seconds."""
+    failed: OSError = OSError(f"{host} has no address")
+    for family, *_, where in await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        with socket.socket(family, socket.SOCK_DGRAM) as asking:
+            with contextlib.suppress(OSError):
+                asking.connect(where)  # sends nothing, and finds the source
+            if asking.getsockname()[0] == where[0] or is_loopback_host(str(where[0])):  # this machine: over no uplink
+                return await trio.open_tcp_stream(str(where[0]), port)
+        for uplink in uplinks:
+            sock = trio.socket.socket(family, socket.SOCK_STREAM)
+            try:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, uplink.encode())
+                with trio.fail_after(each):
+                    await sock.connect(where)
+                return trio.SocketStream(sock)
+            except (OSError, trio.TooSlowError) as bad:
+                sock.close()
+                failed = bad if isinstance(bad, OSError) else OSError(f"no answer over {uplink} within {each:.1f} s")
+            except BaseException:
+                sock.close()
+                raise
+    raise failed
 
 
 async def read_frame(sock: Any, kind: Any, *, who: str) -> Any:

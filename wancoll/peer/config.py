@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from wancoll.limits import DEFAULT, Limits
 from wancoll.options import NO_MASTER, Metrics, MetricsToken, Seconds, SecondsOrEver, Switch, Unseen, between
+from wancoll.units import parse_rate
 
 MAX_WORKERS = 64
+_PAYLOAD = 0.946  # of what a line carries: headers take 3.5 %, acknowledging as many bytes that come 2 %
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +44,12 @@ class PeerConfig:
         measure: Measure paths to other machines, for the master's plans. Short probes while nothing runs.
         workers: Engine threads; plans are made as for twice as many processor cores. 0: one for two cores, at most 8.
         congestion_control: TCP congestion control of the lanes (cubic, bbr, ...). Empty: the system's.
+        uplink: Network interface, such as eth0. With several (repeat it, or separate by spaces in the variable) the
+            lanes that this daemon dials go over each of them in turn, or over the next one where one fails. Empty: as
+            the system routes them.
+        uplink_limit: RATE, such as 20Mbit/s, at which this daemon's lanes together send at most, with TCP's headers and
+            acknowledgements. Short messages, to other members and the master, do not count, nor what is sent again, or
+            goes through memory. Empty: no limit.
         shared_memory: Lanes to daemons of the same user on this machine go through memory that the two share. Off: over
             TCP, as between machines.
         checksum: Checksums (XXH3) over all data. A connection goes without only if both ends want that.
@@ -69,6 +78,8 @@ class PeerConfig:
     measure: bool = True
     workers: Annotated[int, Parameter(validator=between(0, MAX_WORKERS))] = 0
     congestion_control: str = ""
+    uplink: Annotated[tuple[str, ...], Parameter(negative=())] = ()
+    uplink_limit: str = ""
     shared_memory: bool = True
     checksum: bool = True
     arena_bytes: Annotated[int, Parameter(validator=between(0, 1 << 46))] = 0
@@ -78,6 +89,14 @@ class PeerConfig:
     watch_stdin: Switch = False
     failpoint_token: Annotated[str, Unseen] = ""
     limits: Annotated[Limits, Unseen] = DEFAULT
+
+    @property
+    def most_sent(self) -> float:
+        """Bytes per second that lanes together may give to their sockets; inf: without limit.
+
+        Raises ConfigError: the limit is no rate.
+        """
+        return parse_rate(self.uplink_limit, "--uplink-limit") * _PAYLOAD if self.uplink_limit else inf
 
     @property
     def near_only(self) -> bool:

@@ -44,7 +44,7 @@ from wancoll.peer.daemon_metrics import DaemonMetrics
 from wancoll.peer.door import FrontDoor
 from wancoll.peer.links.beside import is_own, listeners_beside
 from wancoll.peer.links.hub import LinkHub
-from wancoll.peer.links.lanes import check_congestion_control
+from wancoll.peer.links.lanes import check_congestion_control, check_interface
 from wancoll.peer.links.probes import probe
 from wancoll.peer.links.traffic import Traffic
 from wancoll.peer.session import Session
@@ -621,6 +621,9 @@ async def serve(
     split_addresses(config.master, what="--master")  # before anything is started
     if config.congestion_control:
         check_congestion_control(config.congestion_control)
+    uplink = int(config.most_sent) if config.uplink_limit else 0
+    for each in config.uplink:
+        check_interface(each)
     path = config.socket or default_socket()
     wallet = _wallet(config, path)
     if wallet is not None:
@@ -633,7 +636,7 @@ async def serve(
     life, ended = process_lock.begin(incarnation, config.limits.master_grace)
     try:
         holding = contextlib.nullcontext() if wallet is None else wallet.held(f"at {path}, process {os.getpid()}")
-        with holding, Engine(workers=workers) as engine:
+        with holding, Engine(workers=workers, uplink=uplink) as engine:
             name = config.name or (wallet.name if wallet is not None else "")
             name = name or f"{socket.gethostname()[:60]}-{secrets.token_hex(3)}"
             beside = listeners_beside(name, data_sockets) if config.shared_memory else []

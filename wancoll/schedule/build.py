@@ -78,6 +78,7 @@ class Shape:
     lengths: Sequence[int]  # bytes of every rank's block
     starts: Sequence[int]  # where every rank's block begins in the input (of scatter: in the root's), bytes
     sites: Sequence[str]  # label of every rank's site; "" is a site of its own
+    shares: Sequence[int] = ()  # how much of a tensor every rank owns in a direct all-reduce; empty: all alike
 
     @property
     def nbytes(self) -> int:
@@ -85,9 +86,9 @@ class Shape:
         return self.count * self.itemsize
 
 
-def spans(shape: Shape, parts: int, coding: Coding | None = None) -> list[tuple[int, int]]:
+def spans(shape: Shape, parts: int, coding: Coding | None = None, shares: Sequence[int] = ()) -> list[tuple[int, int]]:
     """(start, length) in bytes of every chunk of the tensor: see chunk_bounds."""
-    bounds = chunk_bounds(shape.count, parts, coding.elements if coding else 1)
+    bounds = chunk_bounds(shape.count, parts, coding.elements if coding else 1, shares)
     return [(start * shape.itemsize, (stop - start) * shape.itemsize) for start, stop in bounds]
 
 

@@ -79,8 +79,9 @@ def choose(
     *,
     avoid: Collection[tuple[int, int]] = (),
     sites: Sequence[str] = (),
+    shares: Sequence[int] = (),
 ) -> str:
-    """The algorithm of an operation.
+    """The algorithm of an operation. *shares* are the plan's.
 
     What the caller asked for, else what the plan says for this size (the epoch's *choices*, as `cost.choices` makes
     them), else the kind's first. Where that needs a link that cannot be had it is the ring, whose order the master lays
@@ -91,10 +92,10 @@ def choose(
         NoRoute: neither that nor a ring avoids all pairs.
     """
     algorithm = _preferred(descriptor, world_size, choices, sites)
-    hit = _hit(descriptor, algorithm, world_size, avoid, sites)
+    hit = _hit(descriptor, algorithm, world_size, avoid, sites, shares)
     if hit is None:
         return algorithm
-    if _hit(descriptor, "ring", world_size, avoid, sites) is not None:
+    if _hit(descriptor, "ring", world_size, avoid, sites, ()) is not None:
         raise NoRoute(hit, algorithm)
     return "ring"
 
@@ -131,11 +132,16 @@ def _plan_bytes(descriptor: Descriptor, world_size: int) -> int:
 
 
 def _hit(
-    descriptor: Descriptor, algorithm: str, world_size: int, avoid: Collection[tuple[int, int]], sites: Sequence[str]
+    descriptor: Descriptor,
+    algorithm: str,
+    world_size: int,
+    avoid: Collection[tuple[int, int]],
+    sites: Sequence[str],
+    shares: Sequence[int],
 ) -> tuple[int, int] | None:
     """The first of the pairs to avoid that *algorithm* uses, or may use."""
     built: dict[int, set[int]] = {}
-    counts = descriptor.block_counts(world_size) if avoid else ()
+    counts = pairs.counts(descriptor, algorithm, world_size, shares) if avoid else ()
     for one, other in sorted(avoid):
         hit = pairs.talk(descriptor, algorithm, one, other, counts)
         if hit is None:
@@ -163,6 +169,7 @@ def make(
     blocks: Sequence[int] = (),
     sites: Sequence[str] = (),
     ends: Ends = RAW_ENDS,
+    shares: Sequence[int] = (),
 ) -> Schedule:
     """The schedule of *rank*, by an algorithm of the kind; hierarchical needs the label of every rank's site.
 
@@ -170,6 +177,8 @@ def make(
 
     *blocks*, where the input has a block for every rank (BLOCKS_IN_INPUT): element offsets of those of the present
     ranks, in rank order; the input may have blocks of lost ranks, too. Left out: one after the other.
+
+    *shares*: how much of the tensor each rank owns in a direct all_reduce, one number a rank; empty: all alike.
     """
     if descriptor.kind not in _ALGORITHMS:
         raise ValueError(f"{descriptor.kind.name} is no collective: it has no schedule")
@@ -181,6 +190,7 @@ def make(
         lengths=[count * size for count in descriptor.block_counts(world_size)],
         starts=[start * size for start in _block_starts(descriptor, world_size, blocks)],
         sites=sites,
+        shares=shares,
     )
     coding = Coding.of(descriptor.codec, descriptor.dtype) if descriptor.kind is Kind.all_reduce else None
     builder = Builder(rank, world_size, coding, shape.nbytes, ends, raw_sums=descriptor.bounded and coding is not None)

@@ -60,9 +60,10 @@ class LinkCost:
     alpha: float  # seconds for one message over one hop, however short it is
     beta: float  # seconds for each byte on one member's uplink or downlink
     gamma: float = 0.0  # seconds of a member's CPU for each message that it sends or receives
+    owning: float = 1.0  # of the time of a direct all_reduce's bytes, with the plan's shares in place of even ones
 
     def __post_init__(self) -> None:
-        if not all(math.isfinite(value) and value >= 0 for value in (self.alpha, self.beta, self.gamma)):
+        if not all(math.isfinite(value) and value >= 0 for value in (self.alpha, self.beta, self.gamma, self.owning)):
             raise ValueError(f"costs are finite and not negative, got {self}")
 
 
@@ -275,6 +276,8 @@ def predicted(
     pipe = _pipe(kind, algorithm)
     if world_size == 1:
         return 0.0
+    if (kind, algorithm) == ("all_reduce", "direct"):
+        nbytes *= cost.owning
     return pipe.time(nbytes * cost.beta, world_size, cost.alpha) + pipe.handled(world_size) * cost.gamma
 
 
@@ -314,9 +317,9 @@ def chosen(entries: Iterable[tuple[int, str]], nbytes: int) -> str:
     raise ValueError(f"no algorithm for {nbytes} bytes: the last bound of the choices is not 0")
 
 
-def usable(choices: Mapping[str, Sequence[tuple[int, str]]]) -> bool:
-    """Whether *choices*, which came from elsewhere, name algorithms that there are, for every size."""
-    return all(
+def usable(choices: Mapping[str, Sequence[tuple[int, str]]], shares: Sequence[int], world_size: int) -> bool:
+    """Whether *choices*, from elsewhere, name algorithms that there are, for every size, and *shares* fit the world."""
+    return (not shares or (len(shares) == world_size and any(shares))) and all(
         kind in AVAILABLE and entries and entries[-1][0] == 0 and all(name in AVAILABLE[kind] for _, name in entries)
         for kind, entries in choices.items()
     )

@@ -11,6 +11,7 @@ from wancoll.collective import DATALESS, ROOTED, Descriptor, Kind
 from wancoll.schedule import cost
 from wancoll.schedule.algorithms import double_tree, hierarchical
 from wancoll.schedule.build import BLOCKS
+from wancoll.schedule.steps import chunk_bounds
 
 _EVERYONE = frozenset({"direct", "full_exchange"})
 
@@ -18,7 +19,7 @@ _EVERYONE = frozenset({"direct", "full_exchange"})
 def talk(descriptor: Descriptor, algorithm: str, one: int, other: int, counts: Sequence[int]) -> bool | None:
     """Whether two ranks have bytes for each other. None: only their schedules say (hierarchical).
 
-    Of halving_doubling this is so of partners that have no bytes, too. *counts*: the descriptor's, one for each rank.
+    Of halving_doubling this is so of partners that have no bytes, too. *counts*: see there.
     """
     n = len(counts)
     if (one - other) % n in (1, n - 1):
@@ -31,8 +32,6 @@ def talk(descriptor: Descriptor, algorithm: str, one: int, other: int, counts: S
         return False
     if algorithm in _EVERYONE and descriptor.kind in ROOTED:
         return descriptor.root in (one, other)
-    if algorithm == "direct" and descriptor.kind is Kind.all_reduce:  # chunks, of which the first ones are the longer
-        return min(one, other) * _elements(descriptor) < descriptor.count
     if algorithm in _EVERYONE:
         return bool(counts[one] or counts[other])
     if algorithm == "naive":
@@ -46,6 +45,14 @@ def talk(descriptor: Descriptor, algorithm: str, one: int, other: int, counts: S
     halves = 2 if descriptor.count > _elements(descriptor) else 1  # of double_tree: those that have bytes
     ways = ((low, high), (high, low)) if low else ((low, high),)
     return any(double_tree.parent(lower, tree, n) == upper for tree in range(halves) for upper, lower in ways)
+
+
+def counts(descriptor: Descriptor, algorithm: str, world_size: int, shares: Sequence[int]) -> Sequence[int]:
+    """Elements of every rank's block, or of its chunk where each rank owns one (direct all_reduce)."""
+    if algorithm == "direct" and descriptor.kind is Kind.all_reduce:
+        bounds = chunk_bounds(descriptor.count, world_size, _elements(descriptor), shares)
+        return [stop - start for start, stop in bounds]
+    return descriptor.block_counts(world_size)
 
 
 def _elements(descriptor: Descriptor) -> int:

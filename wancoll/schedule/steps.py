@@ -7,7 +7,9 @@ may start before the ones it comes `after` have ended: it runs up to where they 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 
@@ -96,12 +98,18 @@ class Schedule(NamedTuple):
     ends: Ends = RAW_ENDS
 
 
-def chunk_bounds(count: int, world_size: int, multiple: int = 1) -> tuple[tuple[int, int], ...]:
+def chunk_bounds(
+    count: int, world_size: int, multiple: int = 1, shares: Sequence[int] = ()
+) -> tuple[tuple[int, int], ...]:
     """[start, stop) in elements of every rank's chunk; sizes differ by at most one multiple, the longer ones first.
 
     Depends on its arguments alone (rule 6 of the promise). Boundaries, but for the end, are multiples of *multiple*: a
-    codec's block.
+    codec's block. With *shares*, one for each rank, chunks are as long as these are large, but for one multiple.
     """
+    if shares:
+        whole, blocks = sum(shares), -(-count // multiple)
+        cuts = [-(-blocks * upto // whole) * multiple for upto in accumulate(shares, initial=0)]
+        return tuple((min(start, count), min(stop, count)) for start, stop in pairwise(cuts))
     base, longer = divmod(-(-count // multiple), world_size)
     bounds = []
     start = 0

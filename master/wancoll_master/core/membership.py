@@ -62,6 +62,7 @@ from wancoll_master.core.liveness.suspicion import suspected
 from wancoll_master.core.may import Refusal, may
 from wancoll_master.core.paths import announced, flows, measuring, probing
 from wancoll_master.core.ready import (
+    WATCHED,
     Disconnected,
     Event,
     Ready,
@@ -271,6 +272,7 @@ def _hello(step: Step, event: Received, hello: m.Hello) -> None:
 def _status(step: Step, event: Received) -> None:
     groups = event.identity.groups if event.identity is not None else ()
     step.ready.answers.append(SendStatus(event.conn, groups))
+    step.state.watched_until = max(step.state.watched_until, step.now + WATCHED)  # the next one says what was sent
 
 
 def _cut_off(step: Step, conn: int, nonsense: ProtocolError) -> None:

@@ -73,6 +73,9 @@ class Tick(msgspec.Struct, frozen=True):
     """State.deadline has come. A tick that comes late tells the master that it slept itself."""
 
 
+WATCHED = 5.0  # seconds after a look at the page, or a status, for which daemons go on to tell more
+
+
 class Watched(msgspec.Struct, frozen=True):
     """Somebody looks at the page: until then daemons shall tell what moves."""
 

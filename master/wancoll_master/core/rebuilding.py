@@ -236,7 +236,7 @@ def _check(step: Step, daemon: Daemon, report: m.Report, epoch: Reported, *, fir
         raise ProtocolError("reports for a member that is not its own", got=f"member {report.mid}")
     if first:
         same_names = len({name for _, name, _ in report.members}) < len(report.members)
-        if same_names or not planning.possible(report.plan):
+        if same_names or not planning.possible(report.plan, len(report.members)):
             raise ProtocolError("reports an epoch that no master made", got=f"epoch {report.epoch}")
     elif _terms(epoch.report) != _terms(report):
         raise ProtocolError("reports another epoch than the others", got=f"epoch {report.epoch}")

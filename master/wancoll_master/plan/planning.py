@@ -21,6 +21,7 @@ from wancoll.units import format_duration, format_rate
 from wancoll.wire import messages as m
 from wancoll.wire.messages.fields import SITE_LENGTH
 from wancoll_master.plan.measures import Measures
+from wancoll_master.plan.shares import busiest, share_out
 from wancoll_master.plan.topology import (
     EXACT_BEST,
     LOCAL_STRIPE,
@@ -138,9 +139,9 @@ def due(planned: Planned | None, measures: Measures, now: float) -> bool:
     return now - planned.seen_at >= pause
 
 
-def possible(plan: m.Plan) -> bool:
-    """Whether a master can have made *plan*, which a daemon tells."""
-    return usable(plan.choices) and plan.lane_groups <= plan.lanes
+def possible(plan: m.Plan, world: int) -> bool:
+    """Whether a master can have made *plan*, which a daemon tells, for *world* members."""
+    return usable(plan.choices, plan.shares, world) and plan.lane_groups <= plan.lanes
 
 
 def propose(request: Request) -> Proposal:
@@ -152,11 +153,14 @@ def propose(request: Request) -> Proposal:
     local = is_local(members)
     daemons = list(dict.fromkeys(member.daemon for member in members))
     shape = len(members), len({member.daemon.site for member in members})
-    if before is not None and not free and _much_as_before(before.shape, shape):
-        paths, cost, choices, shape = [], before.cost, before.plan.choices, before.shape
+    same = before if before is not None and not free and _much_as_before(before.shape, shape) else None
+    paths = [] if local or (same is not None and not same.plan.shares) else _paths(measures, daemons)
+    speeds = _speeds(measures, paths, members) if paths else []
+    shares = share_out(speeds)
+    if same is not None:
+        cost, choices, shape = same.cost, same.plan.choices, same.shape
     else:
-        paths = [] if local else _paths(measures, daemons)
-        cost = None if local else _cost(measures, paths, members)
+        cost = None if local else _cost(measures, paths, members, _owning(shares, speeds))
         choices = LOCAL_CHOICES if local else _choices(paths, members, cost)
     kept = before if not free else None  # after a loss links stay as they are
     wire = kept or _wire(measures, paths, members, before, local=local)
@@ -177,9 +181,13 @@ def propose(request: Request) -> Proposal:
         congestion=wire.plan.congestion,
         spares=far,
         lane_groups=groups,
+        shares=shares,
     )
     if before is not None:
-        changes += _differences(before.plan, plan, len(members), cost)
+        old = dict(zip((member.mid for member in request.members), before.plan.shares, strict=False))
+        owned = [old[member.mid] for member in members] if len(old) == len(members) else []
+        old_cost = replace(cost, owning=_owning(owned, speeds)) if cost is not None else None
+        changes += _differences(before.plan, plan, len(members), old_cost, cost)
     planned = replace(
         wire,
         plan=plan,
@@ -211,25 +219,26 @@ def _avoid(members: Sequence[Member], bad: Sequence[tuple[int, int]]) -> list[tu
     return [ends for ends in bad if ends not in neighbours][:MAX_AVOID]
 
 
-def _differences(old: m.Plan, new: m.Plan, world: int, cost: LinkCost | None) -> list[str]:
+def _differences(old: m.Plan, new: m.Plan, world: int, old_cost: LinkCost | None, cost: LinkCost | None) -> list[str]:
+    """What is materially better; the costs are today's, with either plan's shares."""
     found = []
     if old.lanes != new.lanes:
         found.append(f"lanes {old.lanes} -> {new.lanes}")
     if old.congestion != new.congestion:
         found.append(f"congestion control {old.congestion or 'as set'} -> {new.congestion or 'as set'}")
     found += _changed("pacing of a lane", _speed(old.pacing), _speed(new.pacing))
-    if old.choices != new.choices and cost is not None:
-        gain, nbytes = _gain(old, new, world, cost)
+    if old_cost is not None and cost is not None and (old_cost != cost or old.choices != new.choices):
+        gain, nbytes = _gain(old, new, world, old_cost, cost)
         if gain >= MATERIAL:
-            names = (chosen(plan.choices.get("all_reduce", [(0, "ring")]), nbytes) for plan in (old, new))
-            found.append(f"all_reduce of {nbytes} bytes {' -> '.join(names)}")
+            names = [chosen(plan.choices.get("all_reduce", [(0, "ring")]), nbytes) for plan in (old, new)]
+            found.append(f"all_reduce of {nbytes} bytes {' -> '.join(names)}{', other shares' * (old_cost != cost)}")
     return found
 
 
-def _gain(old: m.Plan, new: m.Plan, world: int, cost: LinkCost) -> tuple[float, int]:
-    """How many times faster the new choices make all-reduces at most, and of how many bytes."""
+def _gain(old: m.Plan, new: m.Plan, world: int, old_cost: LinkCost, new_cost: LinkCost) -> tuple[float, int]:
+    """How many times faster the new choices and shares make all-reduces at most, and of how many bytes."""
 
-    def seconds(plan: m.Plan, nbytes: int) -> float:
+    def seconds(plan: m.Plan, cost: LinkCost, nbytes: int) -> float:
         name = chosen(plan.choices.get("all_reduce", [(0, "ring")]), nbytes)
         return inf if name == "hierarchical" else predicted(name, "all_reduce", nbytes, world, cost)
 
@@ -237,7 +246,9 @@ def _gain(old: m.Plan, new: m.Plan, world: int, cost: LinkCost) -> tuple[float, 
         name == "hierarchical" for plan in (old, new) for _, name in plan.choices.get("all_reduce", [])
     ):
         return 1.0, 0
-    return max((seconds(old, nbytes) / max(seconds(new, nbytes), 1e-9), nbytes) for nbytes in _JUDGED)
+    return max(
+        (seconds(old, old_cost, nbytes) / max(seconds(new, new_cost, nbytes), 1e-9), nbytes) for nbytes in _JUDGED
+    )
 
 
 # ---- the ring ---------------------------------------------------------------------------------------
@@ -482,19 +493,51 @@ def _far(paths: Sequence[_Known]) -> bool:
 # ---- algorithms -------------------------------------------------------------------------------------
 
 
-def _cost(measures: Measures, paths: Sequence[_Known], members: Sequence[Member]) -> LinkCost | None:
+def _cost(measures: Measures, paths: Sequence[_Known], members: Sequence[Member], owning: float) -> LinkCost | None:
     """The cost of the slowest links and uplinks, to two digits; None if no round trip is known."""
     delay = max((path.rtt for path in paths), default=0.0) / 2
     if not delay:
         return None
-    fastest: dict[str, float] = {}
+    fastest = _uplinks(measures, paths, members)
+    beside = Counter(member.daemon.name for member in members)
+    beta = max(count / (fastest[daemon] or UPLINK) for daemon, count in beside.items())
+    return LinkCost(_two_digits(delay + OVERHEAD), _two_digits(beta), HANDLING, owning)
+
+
+def _uplinks(measures: Measures, paths: Sequence[_Known], members: Sequence[Member]) -> dict[str, float]:
+    """Bytes per second that leave each daemon, by its name; 0: not known."""
+    found = {member.daemon.name: measures.uplink(member.daemon.name) for member in members}
     for path in paths:
-        fastest[path.source.name] = max(fastest.get(path.source.name, 0.0), path.bandwidth)
-    shares = Counter(member.daemon.name for member in members)
-    beta = max(
-        share / (max(measures.uplink(daemon), fastest.get(daemon, 0.0)) or UPLINK) for daemon, share in shares.items()
-    )
-    return LinkCost(_two_digits(delay + OVERHEAD), _two_digits(beta), HANDLING)
+        found[path.source.name] = max(found[path.source.name], path.bandwidth)
+    return found
+
+
+def _speeds(measures: Measures, paths: Sequence[_Known], members: Sequence[Member]) -> list[float]:
+    """Bytes per second of each member: of its uplink, or its downlink; [] while one uplink is not known.
+
+    What arrives may be limited by its sender. So a downlink is known where someone who sends clearly more elsewhere
+    does not reach it faster. Those that are near the median are as fast as it: probes are no more exact.
+    """
+    up = _uplinks(measures, paths, members)
+    if not all(up.values()):
+        return []
+    arrives, offered = dict.fromkeys(up, 0.0), dict.fromkeys(up, 0.0)
+    for path in paths:
+        if path.bandwidth:
+            name = path.target.name
+            arrives[name] = max(arrives[name], path.bandwidth)
+            offered[name] = max(offered[name], up[path.source.name])
+    down = {name: arrives[name] if offered[name] > BANDWIDTH_GRAIN * arrives[name] > 0 else inf for name in up}
+    beside = Counter(member.daemon.name for member in members)
+    names = [member.daemon.name for member in members]
+    speeds = [min(up[name], down[name]) / beside[name] for name in names]
+    usual = _median(speeds, 0.0)
+    return [usual if usual / BANDWIDTH_GRAIN < speed < usual * BANDWIDTH_GRAIN else speed for speed in speeds]
+
+
+def _owning(shares: Sequence[int], speeds: Sequence[float]) -> float:
+    """Time of a direct all_reduce's bytes with these shares, of that with even ones, to two digits."""
+    return _two_digits(busiest(shares, speeds) / busiest([], speeds)) if speeds else 1.0
 
 
 def _choices(

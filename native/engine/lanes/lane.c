@@ -51,6 +51,8 @@ static void drop_socket(wc_lane *lane, bool orderly)
     /* a forked child may hold a copy: close is not enough */
     epoll_ctl(lane->worker->epoll, EPOLL_CTL_DEL, lane->stream.fd, NULL);
     wc_stream_close(&lane->stream, orderly);
+    if (lane->thirst.listed)
+        wc_list_remove(&lane->worker->thirsty, &lane->thirst);
     lane->tx_count = 0;
     free(lane->tx_private);
     lane->tx_private = NULL;

@@ -56,6 +56,7 @@ struct wc_lane {
     uint32_t unsent;    /* bytes that the socket takes beyond its window, as it is set there; 0: without limit */
     uint64_t last_seq;  /* of the newest op that it has begun a part of in this epoch */
     bool blocked;       /* the socket's send buffer is full, or it is others' turn */
+    wc_node thirst;     /* it waits for the uplink's next bytes */
     uint64_t round;     /* of the worker, in which it may still send this much: */
     size_t round_bytes;
     wc_list begun;      /* parts whose next frame only this lane may send */

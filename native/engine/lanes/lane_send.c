@@ -118,12 +118,13 @@ static void advance(wc_lane *lane, size_t n)
     }
 }
 
-static int gather(const wc_lane *lane, struct iovec *iov, size_t *total)
+/* What the socket is to take next: most bytes, or all of the frames if they are fewer. */
+static int gather(const wc_lane *lane, struct iovec *iov, size_t most, size_t *total)
 {
     int count = 0;
     size_t skip = lane->tx_sent;
     *total = 0;
-    for (uint32_t i = 0; i < lane->tx_count; i++) {
+    for (uint32_t i = 0; i < lane->tx_count && *total < most; i++) {
         const wc_tx_frame *frame = &lane->tx[lane->tx_first + i];
         struct iovec pieces[2] = {
             {(void *)&frame->header, sizeof frame->header},
@@ -132,14 +133,33 @@ static int gather(const wc_lane *lane, struct iovec *iov, size_t *total)
         for (int k = 0; k < 2; k++) {
             size_t cut = skip < pieces[k].iov_len ? skip : pieces[k].iov_len;
             skip -= cut;
-            if (pieces[k].iov_len == cut)
+            if (pieces[k].iov_len == cut || *total == most)
                 continue;
+            size_t left = pieces[k].iov_len - cut;
             iov[count].iov_base = (uint8_t *)pieces[k].iov_base + cut;
-            iov[count].iov_len = pieces[k].iov_len - cut;
+            iov[count].iov_len = left < most - *total ? left : most - *total;
             *total += iov[count++].iov_len;
         }
     }
     return count;
+}
+
+static bool limited(const wc_lane *lane)
+{
+    return lane->worker->engine->uplink.rate && !wc_stream_in_memory(&lane->stream);
+}
+
+/* How many bytes its socket may take now. 0: it waits for the uplink, after the worker's lanes that do. */
+static size_t allowance(wc_lane *lane)
+{
+    if (!limited(lane))
+        return SIZE_MAX;
+    if (lane->thirst.listed)
+        return 0;
+    uint32_t bytes = wc_uplink_take(&lane->worker->engine->uplink);
+    if (!bytes)
+        wc_list_append(&lane->worker->thirsty, &lane->thirst);
+    return bytes;
 }
 
 void wc_lane_send(wc_lane *lane)
@@ -155,10 +175,14 @@ void wc_lane_send(wc_lane *lane)
             fill(lane, &begun, &quota);
         if (lane->tx_count == 0 && !unsent)
             break;
+        size_t total, most = lane->tx_count ? allowance(lane) : 0;
+        if (most == 0 && !unsent)
+            break;
         struct iovec iov[2 * WC_TX_FRAMES];
-        size_t total;
-        int pieces = gather(lane, iov, &total);
+        int pieces = gather(lane, iov, most, &total);
         ssize_t n = wc_stream_send(&lane->stream, iov, pieces);
+        if (most && limited(lane))
+            wc_uplink_return(&lane->worker->engine->uplink, (uint32_t)(n > 0 ? most - (size_t)n : most));
         if (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK) {
             int error = errno;
             wc_lane_lost(lane, error, "send: %s", wc_stream_reason(&lane->stream, error));

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from wancoll.limits import counted, format_size
-from wancoll.units import format_duration, format_rate
+from wancoll.units import format_bytes, format_duration, format_rate
 from wancoll.wire.messages import (
     EventRecord,
     GroupStatus,
@@ -170,6 +170,9 @@ def plan_lines(status: PlanStatus) -> list[str]:
         f"pacing {format_rate(plan.pacing, 3) + ' per lane' if plan.pacing else 'none'}, "
         f"congestion control {plan.congestion or 'as each daemon is set'}"
     )
+    if plan.shares:
+        owned = ", ".join(f"{100 * share / sum(plan.shares):.3g}" for share in plan.shares)
+        lines.append(f"  a direct all_reduce's tensor is owned to {owned} %, by rank")
     for kind, entries in sorted(plan.choices.items()):
         chosen = [f"{name} up to {format_size(most, 3)}" if most else name for most, name in entries]
         lines.append(f"  {kind}: {', '.join(chosen)}")
@@ -178,7 +181,7 @@ def plan_lines(status: PlanStatus) -> list[str]:
 
 def _links(links: list[LinkStatus], console: Console) -> Table:
     """A matrix where that fits, else a list."""
-    title = "paths: round trip, bandwidth, share of segments sent again"
+    title = "paths: round trip, bandwidth, share of segments sent again, bytes sent"
     daemons = sorted({link.source for link in links} | {link.target for link in links})
     if len(daemons) <= MATRIX:
         matrix = _table("from \\ to", *map(clean, daemons))
@@ -202,6 +205,7 @@ def path(link: LinkStatus | None) -> str:
     known = [format_duration(link.rtt, 3)] if link.rtt else []
     known += [format_rate(link.bandwidth, 3) + ("" if link.lanes else " (probe)")] if link.bandwidth else []
     known += [f"{100 * link.loss:.2g} %"] if link.loss else []
+    known += [f"sent {format_bytes(link.sent)}"] if link.sent else []
     return ", ".join(known)
 
 

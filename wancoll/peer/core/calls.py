@@ -53,7 +53,9 @@ def check_epoch(epoch: m.Epoch, mid: int) -> None:
     mids, names = ({getattr(one, field) for one in epoch.members} for field in ("mid", "name"))
     whole = len(mids) == len(names) == len(epoch.members)
     whole = whole and epoch.committed_upto <= m.MOST // 2  # calls are counted on from there (R19)
-    if mid not in mids or not whole or epoch.plan.lane_groups > epoch.plan.lanes or not usable(epoch.plan.choices):
+    plan = epoch.plan
+    whole = whole and plan.lane_groups <= plan.lanes and usable(plan.choices, plan.shares, len(mids))
+    if mid not in mids or not whole:
         raise ProtocolError(
             "announced an epoch that cannot be",
             who="the master",
@@ -268,7 +270,7 @@ def resolve(
     ranks = {mid: i for i, mid in enumerate(world.mids)}
     avoid = {(ranks[a], ranks[b]) for a, b in plan.avoid if a in ranks and b in ranks}
     try:
-        algorithm = choose.choose(asked, size, plan.choices, avoid=avoid, sites=world.sites)
+        algorithm = choose.choose(asked, size, plan.choices, avoid=avoid, sites=world.sites, shares=tuple(plan.shares))
     except choose.NoRoute as bad:
         one, other = (world.names[rank] for rank in bad.pair)
         refusal = f"{bad.algorithm} needs a link between {one} and {other}, who cannot reach each other"
@@ -280,7 +282,9 @@ def resolve(
             f"{MAX_STEPS} steps that one operation may have; take another algorithm"
         )
         return ResolvedCall(descriptor, fingerprint, *nbytes, refusal=refusal)
-    schedule = choose.make(descriptor, algorithm, rank, size, blocks=blocks, sites=world.sites, ends=ends)
+    schedule = choose.make(
+        descriptor, algorithm, rank, size, blocks=blocks, sites=world.sites, ends=ends, shares=tuple(plan.shares)
+    )
     if schedule.scratch > limits.scratch_bytes:
         refusal = (
             f"{algorithm} of {descriptor} needs {schedule.scratch} bytes of memory at {world.names[rank]}, more than "

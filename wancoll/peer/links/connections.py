@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -236,16 +237,18 @@ class SealedConnection(Connection):
 class Connector:
     """Makes connections, all in clear (*wallet* None) or all sealed.
 
-    *near_only*: to loopback alone, whatever address a master or a daemon names.
+    *near_only*: to loopback alone, whatever address a master or a daemon names. *uplinks*: network interfaces, which
+    take turns.
     """
 
-    def __init__(self, wallet: Wallet | None = None, *, near_only: bool = False) -> None:
-        self._near_only = near_only
+    def __init__(self, wallet: Wallet | None = None, *, near_only: bool = False, uplinks: Sequence[str] = ()) -> None:
+        self._near_only, self._uplinks = near_only, deque(uplinks)
         self._sealing = (Seals(wallet.key.certificate(), wallet.key.pem), wallet) if wallet is not None else None
 
     async def open(self, addresses: Sequence[str], within: float) -> trio.SocketStream:
         """Connect, and no more: nobody has said who is there. Raises DialFailed: nobody answers."""
-        return await dial(addresses, within, near_only=self._near_only)
+        self._uplinks.rotate(-1)
+        return await dial(addresses, within, near_only=self._near_only, uplinks=tuple(self._uplinks))
 
     async def dial(self, addresses: Sequence[str], key: bytes, within: float, *, near: str = "") -> Connection:
         """Connect to a daemon, which proves its public *key* where connections are sealed.

@@ -74,7 +74,7 @@ class LinkHub:
         wallet: Wallet | None = None,
     ) -> None:
         self._engine, self._config, self._limits, self._daemon = engine, config, config.limits, daemon
-        self._nursery, self.connector = nursery, Connector(wallet, near_only=config.near_only)
+        self._nursery, self.connector = nursery, Connector(wallet, near_only=config.near_only, uplinks=config.uplink)
         self._core = Links(config.limits)
         self._tell: dict[MemberLinks, Callable[[core.Told], None]] = {}
         self._dials: dict[int, trio.CancelScope] = {}  # by the link's number

@@ -67,6 +67,13 @@ def check_congestion_control(name: str) -> None:
     raise ConfigError("unknown congestion control", who="--congestion-control", expected=choices, got=repr(name))
 
 
+def check_interface(name: str) -> None:
+    """Raise ConfigError where this machine has no network interface *name*."""
+    known = [one for _, one in socket.if_nameindex()]
+    if name not in known:
+        raise ConfigError("unknown network interface", who="--uplink", expected=", ".join(known), got=repr(name))
+
+
 def offered_congestion_controls(setting: str) -> list[str]:
     """What the lanes may be told to use: what the user has set, else what the master may prefer and this kernel has."""
     if setting:

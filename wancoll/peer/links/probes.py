@@ -10,6 +10,7 @@ import socket
 import struct
 from collections.abc import Sequence
 from contextlib import closing
+from math import inf
 
 import trio
 
@@ -31,6 +32,7 @@ _PART = 512 * KIB  # bytes of a burst that are announced, and answered, at a tim
 _CHUNK = 64 * KIB
 _ANSWERED_BYTES = 64 * MIB  # that one connection may make this daemon read
 _ANSWERED_ROUNDS = 256
+_SO_MAX_PACING_RATE = 47  # Linux
 
 # ---- the dialler's side -----------------------------------------------------------------------------
 
@@ -70,8 +72,8 @@ async def round_trip(connector: Connector, ask: m.MeasureLink, within: float) ->
     return max(info.min_rtt, 1e-6) if info is not None else 0.0
 
 
-async def burst(connector: Connector, ask: m.MeasureLink, within: float) -> float:
-    """Bytes per second that up to *ask.nbytes* showed the path to have; 0: it is not known.
+async def burst(connector: Connector, ask: m.MeasureLink, within: float, most: float) -> float:
+    """Bytes per second that up to *ask.nbytes* showed the path to have, sent no faster than *most*; 0: it is not known.
 
     It ends as soon as the speed grows no more. Then, as when it is cancelled or fails, what the network does not have
     yet is taken back.
@@ -87,7 +89,7 @@ async def burst(connector: Connector, ask: m.MeasureLink, within: float) -> floa
         with trio.move_on_after(_BURST_SECONDS):
             async with trio.open_nursery() as nursery:
                 for _ in range(_FLOWS):
-                    nursery.start_soon(_send_burst, connector, flows, samples, ask, within)
+                    nursery.start_soon(_send_burst, connector, flows, samples, ask, within, most)
                 while not saturated(samples, stretch) and nursery.child_tasks:
                     await trio.sleep(_GRAIN)
                     infos = [info for flow in flows if (info := kernel_view(flow.socket)) is not None]
@@ -102,7 +104,7 @@ async def burst(connector: Connector, ask: m.MeasureLink, within: float) -> floa
             flow.close()
     if failed:
         raise DialFailed(failed[0])
-    return burst_rate(samples, stretch)
+    return min(most, burst_rate(samples, stretch))
 
 
 async def _send_burst(
@@ -111,6 +113,7 @@ async def _send_burst(
     samples: list[tuple[float, int]],
     ask: m.MeasureLink,
     within: float,
+    most: float,
 ) -> None:
     """One flow's share. The connection is added to *flows*, whose owner closes it, its start to *samples*."""
     stream = await connector.dial(ask.addresses, ask.key, within)
@@ -118,6 +121,8 @@ async def _send_burst(
     samples.append((trio.current_time(), samples[-1][1] if samples else 0))
     sock, nbytes, zeros = stream.socket, ask.nbytes // _FLOWS, bytes(_CHUNK)
     sock.setsockopt(socket.IPPROTO_TCP, TCP_NOTSENT_LOWAT, 0x7FFFFFFF)  # trio sets 16 KiB, which would be the limit
+    if most < inf:
+        sock.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, int(most / _FLOWS))
     with contextlib.suppress(OSError):  # a lost packet must not be the limit
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

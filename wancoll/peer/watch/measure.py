@@ -37,7 +37,7 @@ class Measurer:
 
     def __init__(self, daemon: Host, busy: Callable[[], bool]) -> None:
         self._daemon, self._limits, self._busy = daemon, daemon.config.limits, busy
-        self._observer, self._pacer = Observer(), Pacer()
+        self._observer, self._pacer = Observer(daemon.config.most_sent), Pacer()
         self._room = trio.Semaphore(self._limits.pending_connections)  # for round trips under way
         self._asked, self._asks = trio.open_memory_channel[m.MeasureLink](_ASKS)
         self._burst = trio.CancelScope()
@@ -137,7 +137,9 @@ class Measurer:
             rate = 0.0
             try:
                 with contained("a burst", lambda: ask, expected=(DialFailed,)), self._alone(), self._burst:
-                    rate = await burst(self._daemon.links.connector, ask, self._limits.probe_timeout)
+                    rate = await burst(
+                        self._daemon.links.connector, ask, self._limits.probe_timeout, self._daemon.config.most_sent
+                    )
             except DialFailed as bad:
                 log.info("bandwidth not measured", daemon=ask.daemon, reason=str(bad))
                 break

@@ -15,9 +15,9 @@ from wancoll.schedule.build import Builder, Shape, result_at, spans
 def all_reduce(builder: Builder, shape: Shape) -> None:
     """Two hops: every rank sends every owner its chunk, which reduces in rank order and sends the result to all.
 
-    Chunk c belongs to rank c.
+    Chunk c belongs to rank c. Whoever owns it, it is reduced in rank order: shares change no bit.
     """
-    chunks = spans(shape, builder.world_size, builder.coding)
+    chunks = spans(shape, builder.world_size, builder.coding, shape.shares)
     for peer in builder.rightwards:
         builder.send(peer, builder.mine(*chunks[peer]))
     own = builder.mine(*chunks[builder.rank])

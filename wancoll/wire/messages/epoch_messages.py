@@ -36,6 +36,8 @@ class Plan(Message, frozen=True):
     spares: bool = False  # whether links to the members two places away are kept up, who are next to us after a loss
     lane_groups: Annotated[int, Meta(ge=1, le=256)] = 1  # lanes of one number modulo this share what is to be sent
     collectors: Name = "master"  # of votes that prove that all took part: the master, or the "members", each of all
+    # How much of a tensor each rank owns in a direct all_reduce, as whole numbers to compare; []: all alike.
+    shares: Annotated[list[Annotated[int, Meta(ge=0, le=1 << 16)]], Meta(max_length=1024)] = []
 
 
 class Void(Message, frozen=True):

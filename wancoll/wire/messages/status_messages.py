@@ -92,7 +92,7 @@ class GroupStatus(Message, frozen=True):
 
 
 class LinkStatus(Message, frozen=True):
-    """What is known of the path from one daemon to another: LinkMeasure's fields."""
+    """What is known of the path from one daemon to another: LinkMeasure's fields, and what its links were given."""
 
     source: str
     target: str
@@ -100,6 +100,7 @@ class LinkStatus(Message, frozen=True):
     bandwidth: float
     lanes: int
     loss: float
+    sent: int = 0  # bytes; 0: not known, since nobody has looked for long
 
 
 class EventRecord(Message, frozen=True):

@@ -44,9 +44,15 @@ def links(state: State, only: Collection[str] = ()) -> list[m.LinkStatus]:
     here = set(daemons(state, only)) if only else None
     paths = (ends for ends in state.measures.paths.items() if here is None or here.issuperset(ends[0]))
     return [
-        m.LinkStatus(source, target, path.rtt, path.bandwidth, path.lanes, path.loss)
+        m.LinkStatus(source, target, path.rtt, path.bandwidth, path.lanes, path.loss, _sent(state, source, target))
         for (source, target), path in sorted(paths, key=lambda item: item[0])[:MOST_LINKS]
     ]
+
+
+def _sent(state: State, source: str, target: str) -> int:
+    daemon = state.daemons.get(source)
+    flow = daemon.flows.get(target) if daemon is not None else None
+    return flow.sent if flow is not None else 0
 
 
 def left(state: State, only: Collection[str] = ()) -> list[tuple[str, str]]:

@@ -6,6 +6,7 @@ import struct
 from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from math import inf
 from typing import NamedTuple
 
 from wancoll.limits import KIB
@@ -146,10 +147,11 @@ class Observer:
 
     A link that was busy alone, with more to send than went, tells its path's bandwidth. One that shared the uplink with
     others, or had no more to send, tells a lower bound, which counts if it is above what was known. All links together
-    tell the uplink.
+    tell the uplink. Nothing is told to be faster than *most*, a limit of this daemon.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most: float = inf) -> None:
+        self._most = most
         self._before: dict[int, dict[int, TcpInfo]] = {}  # by link
         self._paths: dict[str, _Path] = {}  # by daemon
         self._uplink = _Rates()
@@ -176,13 +178,14 @@ class Observer:
             self._before[link] = dict(links[link][1])
         busy = [(daemon, seen) for _, daemon, seen in windows if seen.busy >= _SPREAD * busiest]
         for daemon, seen in busy:
-            path, rate = self._paths[daemon], max(seen.acked / seen.busy, seen.peak)
+            path, rate = self._paths[daemon], min(self._most, max(seen.acked / seen.busy, seen.peak))
             if (len(busy) == 1 and seen.full) or rate > path.rates.usual > 0:
                 path.rates.add(seen.lanes, rate)
             path.segments = path.segments / 2 + seen.segments
             path.retransmitted = path.retransmitted / 2 + seen.retransmitted
         if all(seen.full for _, seen in busy):
-            self._uplink.add(min(seen.lanes for _, seen in busy), sum(seen.acked for _, seen in busy) / busiest)
+            rate = min(self._most, sum(seen.acked for _, seen in busy) / busiest)
+            self._uplink.add(min(seen.lanes for _, seen in busy), rate)
 
     def retell(self) -> None:
         """Report all that is known again, to a master that has not heard it."""
