@@ -434,9 +434,8 @@ def frame(payload: bytes, *, epoch: int = 5, seq: int = 1, number: int = 0, offs
     """A frame with its check words; *other*: version, fingerprint, length."""
     length, version = other.get("length", len(payload)), other.get("version", VERSION)
     fingerprint = other.get("fingerprint", FINGERPRINT)
-    head = HEADER.pack(0, version, 0, number, length, epoch, seq, fingerprint, offset, checksum_of(payload, offset), 0)[
-        8:
-    ]
+    what = version, 0, number, length, epoch, seq, fingerprint, offset, checksum_of(payload, offset), 0
+    head = HEADER.pack(0, *what)[8:]
     return struct.pack("<Q", hash64(head)) + head + payload
 
 
@@ -533,7 +532,7 @@ def test_frames_as_the_header_says(neighbour: Neighbour) -> None:
     data, offset = input_buffer.tobytes(), 0
     while offset < len(data):
         head = neighbour.read(HEAD)
-        check, version, reserved, number, length, epoch, seq, fingerprint, at, checksum, taken = HEADER.unpack(head)
+        check, version, reserved, number, length, epoch, seq, fingerprint, at, checksum, _ = HEADER.unpack(head)
         assert (check, version, reserved, number, epoch, seq, fingerprint, at) == (
             hash64(head[8:]),
             VERSION,

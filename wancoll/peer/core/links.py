@@ -3,10 +3,9 @@
 A link joins two members; this is one end of it. It has as many lanes (connections) as the plan says, and one for
 collectives another one after them, for notes. One end dials them all, as one set; the link is up when all of a set are
 here. Where a lane's connection is lost later, and the engine says that its bytes go over others, the link stays up, and
-that end dials the lane again, at first at once; both know each connection of a lane by a number. The link is lost with
-the lane for notes, when none that carries data came up for link_timeout, and with any lane of which the engine says that
-what was on it is lost; then another set is made. Each set
-has a *number* of its own here, the engine's name of the link: what still comes for an older one finds nothing and is
+that end dials the lane again, the first time at once; both know each connection of a lane by a number. The link is lost
+with the lane for notes, when none that carries data came up for link_timeout, and with a lane of which the engine says
+that its bytes are lost, too; then another set is made. Each set has a *number* of its own here, the engine's name of the link: what still comes for an older one finds nothing and is
 dropped. The dialler counts its sets (*generation*); the highest wins, so lanes of two dials are never mixed, however
 late they come.
 
@@ -23,7 +22,7 @@ has come through while the elder was patient, or it has been up for longer: then
     pausing     none    redial_interval, x 2  dialling
     awaited     none    patience              dialling
     accepting   theirs  patience              all lanes attached: up; one lost: awaited, or dialling
-    up          either                        a lane lost, let go of, cut: LinkLost, then as from idle
+    up          either                        lost as above, let go of, cut: LinkLost, then as from idle
 
 In any state a set that the other end dials anew makes it accepting, unless this is the younger and its own set stays.
 A link that nobody wants any more comes to rest at its next turn; one that is up stays, warm, for later epochs. One that

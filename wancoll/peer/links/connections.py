@@ -109,7 +109,9 @@ class Connection:
             self._memory = await beside.take_share(self.socket, wanted=wanted, who=who)
 
     def attach(self, engine: Engine, number: int, lane: int, nth: int, checksums: bool) -> Watched | None:
-        """Give it to the engine, as the *nth* connection of the lane. Returns a look at it, if there is a descriptor left.
+        """Give it to the engine, as the *nth* connection of the lane.
+
+        Returns a look at it, if there is a descriptor left.
 
         Raises:
             ConfigError, MemoryError, OSError: the engine refuses it; it is closed.
