@@ -6,7 +6,6 @@
 #include "common.h"
 #include "events.h"
 #include "lanes/link.h"
-#include "lanes/pull.h"
 #include "operations/readiness.h"
 #include "operations/op.h"
 #include "operations/scratch.h"
