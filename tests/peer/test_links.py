@@ -55,7 +55,7 @@ class End:
         """All lanes."""
         assert self.owner.epoch is not None
         told = []
-        for lane in range(core.lanes_of(core.COLLECTIVES, self.owner.epoch.plan)):
+        for lane in range(core.lanes_of(self.owner.epoch.plan)):
             assert self.links.awaits(number, lane)
             told += self.links.step(core.Attached(number, lane), 2.0)
         return told

@@ -1,13 +1,13 @@
 """The links of a daemon's members, pure: who dials, when a link is up, lost or out of reach, and who is let in.
 
-A link joins two members; this is one end of it. It has as many lanes (connections) as the plan says, and one for
-collectives another one after them, for notes. One end dials them all, as one set; the link is up when all of a set are
-here. Where a lane's connection is lost later, and the engine says that its bytes go over others, the link stays up, and
-that end dials the lane again, the first time at once; both know each connection of a lane by a number. The link is lost
-with the lane for notes, when none that carries data came up for link_timeout, and with a lane of which the engine says
-that its bytes are lost, too; then another set is made. Each set has a *number* of its own here, the engine's name of the link: what still comes for an older one finds nothing and is
-dropped. The dialler counts its sets (*generation*); the highest wins, so lanes of two dials are never mixed, however
-late they come.
+A link joins two members; this is one end of it. It has as many lanes (connections) as the plan says, and another one
+after them, for notes. One end dials them all, as one set; the link is up when all of a set are here. Where a lane's
+connection is lost later, and the engine says that its bytes go over others, the link stays up, and that end dials the
+lane again, the first time at once; both know each connection of a lane by a number. The link is lost with the lane for
+notes, when none that carries data came up for link_timeout, and with a lane of which the engine says that its bytes are
+lost, too; then another set is made. Each set has a *number* of its own here, the engine's name of the link: what still
+comes for an older one finds nothing and is dropped. The dialler counts its sets (*generation*); the highest wins, so
+lanes of two dials are never mixed, however late they come.
 
 Who dials: links between ring neighbours, spare ones (which a ring without a neighbour needs) and those for sends and
 recvs (another channel of the pair, which only the two know of) are *agreed*: both ends learn at the same time that they
@@ -365,9 +365,9 @@ Told = LinksUp | P2PUp | LinkLost | LinkUnreachable | Noted
 Command = OpenLink | MoveLink | CloseLink | Dial | Welcome | Refuse | Told
 
 
-def lanes_of(channel: int, plan: m.Plan) -> int:
-    """Connections of a set: as many as the plan says carry data; the last one of those for collectives is for notes."""
-    return plan.lanes + (channel == COLLECTIVES)
+def lanes_of(plan: m.Plan) -> int:
+    """Connections of a set: as many as the plan says carry data, and the last one is for notes."""
+    return plan.lanes + 1
 
 
 def wire_plan(epoch: m.Epoch) -> int:
@@ -570,7 +570,7 @@ class Links:
             link.dialled_again.discard(lane)
             link.bare_since, link.restored_at = inf, now
             self._plan_restore(link, now)
-        elif len(link.attached) == lanes_of(link.channel, link.owner.epoch.plan):
+        elif len(link.attached) == lanes_of(link.owner.epoch.plan):
             link.state, link.changed_at = State.up, now
             link.raised_at, link.due = None, inf
             _tell_up(link.owner, link.channel, out)
@@ -604,7 +604,7 @@ class Links:
     def _plan_restore(self, link: Link, at: float) -> None:
         """See that lanes that are lost are dialled again, *at* then, by the end that has dialled them."""
         assert link.owner.epoch is not None
-        lost = len(link.attached) < lanes_of(link.channel, link.owner.epoch.plan)
+        lost = len(link.attached) < lanes_of(link.owner.epoch.plan)
         dials = lost and link.ours and not link.dialled_again
         link.due = min(at if dials else inf, link.bare_since + self._limits.link_timeout)
 
@@ -613,7 +613,7 @@ class Links:
             self._lose(link, f"no lane to {link.other.name} could be had again: {link.reason}", now, out)
             return
         assert link.owner.epoch is not None
-        lanes = set(range(lanes_of(link.channel, link.owner.epoch.plan))) - link.attached
+        lanes = set(range(lanes_of(link.owner.epoch.plan))) - link.attached
         if link.other.daemon in self._cut:
             self._plan_restore(link, now + self._pause(link))
             return
@@ -684,7 +684,7 @@ class Links:
         epoch = self._begin(link, State.dialling, out)
         link.owner.dialled += 1
         link.generation, link.dialled_at = link.owner.dialled, now
-        lanes = range(lanes_of(link.channel, epoch.plan))
+        lanes = range(lanes_of(epoch.plan))
         out.append(Dial(link.number, link.other, self._hellos(link, lanes)))
 
     def _hellos(self, link: Link, lanes: Iterable[int]) -> tuple[m.LaneHello, ...]:
@@ -743,7 +743,7 @@ class Links:
             return Refuse(knock, f"{link.other.name} is a member of {theirs}; yours is {event.key.hex()}")
         if link.other.daemon in self._cut:
             return Refuse(knock, "cut by fault injection")
-        lanes = lanes_of(hello.channel, owner.epoch.plan)
+        lanes = lanes_of(owner.epoch.plan)
         if hello.lane >= lanes:
             return Refuse(knock, f"lane {hello.lane} of {lanes}")
         if self._stays(link, now):
