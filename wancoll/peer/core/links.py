@@ -4,7 +4,7 @@ A link joins two members; this is one end of it. It has as many lanes (connectio
 after them, for notes. One end dials them all, as one set; the link is up when all of a set are here. Where a lane's
 connection is lost later, and the engine says that its bytes go over others, the link stays up, and that end dials the
 lane again, the first time at once; both know each connection of a lane by a number. The link is lost with the lane for
-notes, when none that carries data came up for link_timeout, and with a lane of which the engine says that its bytes are
+notes, with one that did not come up again for link_timeout, and with one of which the engine says that its bytes are
 lost, too; then another set is made. Each set has a *number* of its own here, the engine's name of the link: what still
 comes for an older one finds nothing and is dropped. The dialler counts its sets (*generation*); the highest wins, so
 lanes of two dials are never mixed, however late they come.
@@ -36,7 +36,7 @@ know.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from math import inf
@@ -114,7 +114,7 @@ class Link:
     attached: set[int] = field(default_factory=set)
     connections: dict[int, int] = field(default_factory=dict)  # by lane, of those that had more than one: the newest
     dialled_again: set[int] = field(default_factory=set)  # lanes, which the shell has not answered
-    bare_since: float = inf  # none of its lanes for data is there
+    short_since: float = inf  # some lane of it is lost
     restored_at: float = -inf  # when the last one that was lost came up again
     raised_at: float | None = None  # since when it is on its way up, or was last said to be out of reach
     pause: float = 0.0  # after the next dial that fails
@@ -551,7 +551,7 @@ class Links:
         link.number, link.state, link.due = 0, State.idle, inf
         for lanes in (link.attached, link.welcomed, link.connections, link.dialled_again):
             lanes.clear()
-        link.bare_since = inf
+        link.short_since = inf
 
     def _begin(self, link: Link, state: State, out: list[Command]) -> m.Epoch:
         """Open a set, *dialling* or *accepting*."""
@@ -568,7 +568,7 @@ class Links:
         link.attached.add(lane)
         if link.up:
             link.dialled_again.discard(lane)
-            link.bare_since, link.restored_at = inf, now
+            link.restored_at = now
             self._plan_restore(link, now)
         elif len(link.attached) == lanes_of(link.owner.epoch.plan):
             link.state, link.changed_at = State.up, now
@@ -582,16 +582,10 @@ class Links:
             self._lose(link, reason, now, out)
             return
         link.attached.discard(lane)
-        if not any(map(self._carries_data(link), link.attached)):
-            link.bare_since = min(link.bare_since, now)
         calm = now - link.restored_at >= LONGEST_PAUSE / 2  # else it comes up, and breaks, again and again
         if calm:
             link.pause = self._limits.redial_interval
         self._plan_restore(link, now if calm else now + self._pause(link))
-
-    def _carries_data(self, link: Link) -> Callable[[int], bool]:
-        assert link.owner.epoch is not None
-        return range(link.owner.epoch.plan.lanes).__contains__
 
     def _not_attached(self, link: Link, lane: int, reason: str, now: float, out: list[Command]) -> None:
         link.dialled_again.discard(lane)
@@ -605,12 +599,13 @@ class Links:
         """See that lanes that are lost are dialled again, *at* then, by the end that has dialled them."""
         assert link.owner.epoch is not None
         lost = len(link.attached) < lanes_of(link.owner.epoch.plan)
+        link.short_since = min(link.short_since, at) if lost else inf
         dials = lost and link.ours and not link.dialled_again
-        link.due = min(at if dials else inf, link.bare_since + self._limits.link_timeout)
+        link.due = min(at if dials else inf, link.short_since + self._limits.link_timeout)
 
     def _restore(self, link: Link, now: float, out: list[Command]) -> None:
-        if now >= link.bare_since + self._limits.link_timeout:
-            self._lose(link, f"no lane to {link.other.name} could be had again: {link.reason}", now, out)
+        if now >= link.short_since + self._limits.link_timeout:
+            self._lose(link, f"a lane to {link.other.name} cannot be had again: {link.reason}", now, out)
             return
         assert link.owner.epoch is not None
         lanes = set(range(lanes_of(link.owner.epoch.plan))) - link.attached

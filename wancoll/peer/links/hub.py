@@ -244,7 +244,9 @@ class LinkHub:
             take_events()  # first: what is finished here and said by the engine may be committed by what comes back
             for one in notes:
                 link = self._core.open().get(one.link)
-                if link is not None and (tell := self._tell.get(link.owner)):
+                if link is None or link.channel != core.COLLECTIVES:
+                    continue  # what those for sends and recvs say is the engine's own
+                if tell := self._tell.get(link.owner):
                     tell(core.Noted(link.owner, link.other.mid, one.note))
             settle()
 
