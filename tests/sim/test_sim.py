@@ -97,6 +97,11 @@ def test_in_too_small_a_world_calls_behind_an_update_wait_for_who_is_admitted_at
     assert attempt(211)[1] == attempt(211, 32)[1] == attempt(298)[1] == attempt(113506, 32)[1] == ""
 
 
+def test_shares_of_members_that_are_all_gone_are_none() -> None:
+    """Who is left owned nothing of a tensor."""
+    assert attempt(20001, 32)[1] == ""
+
+
 def test_members_whose_calls_are_void_one_after_the_other_may_go_on() -> None:
     """Past as many as they may have in flight."""
     assert attempt(6319)[1] == ""

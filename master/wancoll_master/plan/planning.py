@@ -185,7 +185,8 @@ def propose(request: Request) -> Proposal:
     )
     if before is not None:
         old = dict(zip((member.mid for member in request.members), before.plan.shares, strict=False))
-        owned = [old[member.mid] for member in members] if len(old) == len(members) else []
+        still = len(old) == len(members) and any(old.values())  # those who owned the tensor may be gone
+        owned = [old[member.mid] for member in members] if still else []
         old_cost = replace(cost, owning=_owning(owned, speeds)) if cost is not None else None
         changes += _differences(before.plan, plan, len(members), old_cost, cost)
     planned = replace(
