@@ -84,6 +84,7 @@ MAY_IMPORT = {
     "wancoll.metrics": (*BASE, "wancoll.local", "wancoll.metrics", "wancoll.net", "wancoll.trust"),
     "wancoll.metrics.core": (*BASE, "wancoll.metrics.core"),
     "wancoll.net": (*BASE, "wancoll.local", "wancoll.net", "wancoll.trust", "wancoll.wire"),
+    "wancoll.relay": (*BASE, "wancoll.local", "wancoll.net", "wancoll.relay", "wancoll.trust", "wancoll.wire"),
     "wancoll.peer.links": (
         *BASE,
         "wancoll.native.engine",
@@ -93,6 +94,7 @@ MAY_IMPORT = {
         "wancoll.peer.core",
         "wancoll.peer.links",
         "wancoll.native.seal",
+        "wancoll.relay",
         "wancoll.trust",
         "wancoll.wire",
     ),
@@ -155,6 +157,7 @@ MAY_IMPORT = {
         "wancoll.metrics",
         "wancoll.net",
         "wancoll.options",
+        "wancoll.relay",
         "wancoll.resources",
         "wancoll.schedule.cost",
         "wancoll.trust",

@@ -46,6 +46,7 @@ from wancoll.peer.links.beside import is_own, listeners_beside
 from wancoll.peer.links.hub import LinkHub
 from wancoll.peer.links.lanes import check_congestion_control
 from wancoll.peer.links.probes import probe
+from wancoll.peer.links.relays import Relays
 from wancoll.peer.links.traffic import Traffic
 from wancoll.peer.session import Session
 from wancoll.peer.watch.measure import Measurer
@@ -61,6 +62,7 @@ log = structlog.get_logger("wancoll.peer")
 
 MOST_CALLED = 1024  # members of which a heartbeat tells
 MOST_MOVED = 64  # links that are looked at for one
+_MOST_NEARBY = 1024  # daemons behind the same NAT
 _MOST_ENDED = 1024  # members that are gone, of which each new master is told
 _MASTER_POLL = 0.1  # seconds between looks at master_grace, only while there is no master
 
@@ -113,6 +115,10 @@ class Daemon:
             self._beat,
             wallet,
         )
+        self.relays = self.links.connector.relays = Relays(
+            name, wallet, config.limits, nursery, lambda: self.control.master_address, self.links.accept,
+            near_only=config.near_only,
+        )  # fmt: skip
         self.measurer = Measurer(self, self._is_busy)
         self.watcher = Watcher(self)
         self._nursery = nursery
@@ -322,6 +328,10 @@ class Daemon:
             self.measurer.measure(message)
         elif isinstance(message, m.AskToLeave):
             self.ask_to_leave(message)
+        elif isinstance(message, m.Relays):
+            self.relays.told(message.relays)
+        elif isinstance(message, m.Nearby):
+            keep_newest(self.links.connector.nearby, message.daemon, message.addresses, _MOST_NEARBY)
         else:
             log.warning("unexpected message from the master", message=str(message)[:200])
 
@@ -364,11 +374,12 @@ class Daemon:
             failed = DialFailed(bug)
 
         with contained("a probe", lambda: ask, met):
-            failed = await probe(self.links.connector, ask.addresses, ask.daemon, ask.key, self.config.limits)
+            where = ask.addresses, ask.daemon, ask.key
+            failed = await probe(self.links.connector, *where, self.config.limits, relayed=ask.relayed)
         self._probes -= 1
         about = ask.group, ask.joiner, ask.prober, ask.target
         refused = failed is not None and failed.refused
-        self.control.send(m.ProbeResult(*about, failed is None, str(failed or "")[:4000], refused))
+        self.control.send(m.ProbeResult(*about, failed is None, str(failed or "")[:4000], refused, ask.relayed))
 
     def _master_connected(self) -> None:
         log.info("connected to the master", master=self.control.master_address)

@@ -60,7 +60,7 @@ from wancoll_master.core.liveness import (
 )
 from wancoll_master.core.liveness.suspicion import suspected
 from wancoll_master.core.may import Refusal, may
-from wancoll_master.core.paths import announced, flows, measuring, probing
+from wancoll_master.core.paths import announced, flows, measuring, probing, ways
 from wancoll_master.core.ready import (
     Disconnected,
     Event,
@@ -94,6 +94,7 @@ def new_state(
     holds: bool = False,
     lost_journal: bool = False,
     announce: Sequence[str] = (),
+    own_relay: bool = False,
 ) -> State:
     """The state of a master that starts *now*; *floor* (highest epoch used), *next_mid*, *used* are its journal's.
 
@@ -119,6 +120,7 @@ def new_state(
         elected_by=elected_by,
         lost_journal=lost_journal,
         announce=tuple(announce),
+        own_relay=own_relay,
     )
 
 
@@ -145,6 +147,8 @@ def _take(this: Step, event: Event) -> None:
         try:
             if (refusal := may(event.identity, event.message)) is not None:
                 _refuse(this, daemon, event, refusal)
+            elif event.conn in state.relays:
+                ways.relay_says(this, event.conn, event.message)
             elif daemon is None:
                 _first_message(this, event)
             else:
@@ -161,8 +165,11 @@ def _take(this: Step, event: Event) -> None:
         except ProtocolError as nonsense:
             _cut_off(this, event.conn, nonsense)
     elif isinstance(event, Disconnected):
+        ways.relay_gone(this, event.conn, event.reason)
         presence.disconnected(this, event)
     elif isinstance(event, SentAway):
+        for conn, why in event.reasons.items():
+            ways.relay_gone(this, conn, why)
         presence.sent_away(this, event.reasons)
     elif isinstance(event, Returned):
         presence.returned(this, event.conn, event.hello)
@@ -211,6 +218,8 @@ def _first_message(step: Step, event: Received) -> None:
         operators.evict(step, conn, message)
     elif isinstance(message, m.AskToLeave):
         operators.ask_to_leave(step, conn, message)
+    elif isinstance(message, m.RelayHere):
+        ways.relay_here(step, conn, message, event.source, _key(event))
     elif isinstance(message, m.Hello):
         try:
             m.check_protocol(message)
@@ -257,15 +266,22 @@ def _hello(step: Step, event: Received, hello: m.Hello) -> None:
         master_grace=hello.master_grace or step.limits.master_grace,
         version=hello.version,
         cores=hello.cores,
-        key=event.identity.key if event.identity is not None else b"",
+        key=_key(event),
+        source=event.source,
+        hints=list(hello.hints),
     )
     state.connections[conn] = state.daemons[daemon.name] = daemon
     step.alarm(step.now + step.limits.heartbeat_timeout)
     step.send(conn, presence.welcome(step, daemon))
+    ways.tell_relays(step, daemon)
     for evicted in losses.tell_fates(step, daemon):
         losses.remember(step, evicted)  # it may report before it hears this
     where = ", ".join(daemon.addresses)
     step.record(None, "daemon", f"daemon {daemon.name} is here, version {hello.version}, lanes at {where}")
+
+
+def _key(event: Received) -> bytes:
+    return event.identity.key if event.identity is not None else b""
 
 
 def _status(step: Step, event: Received) -> None:
@@ -407,6 +423,7 @@ def _join(step: Step, daemon: Daemon, join: m.Join) -> None:
     step.record(group, "joined", f"{member.name} of daemon {daemon.name} as {mid}; {waits}")
     if group.rebuild is not None:
         rebuilding.consider(step, group)
+    ways.tell_nearby(step, group, daemon)
     measuring.ask_round_trips(step, group, daemon)
     probing.ensure_probes(step, group)
     step.touch(group)
@@ -486,7 +503,7 @@ def _tick(step: Step) -> None:
             daemon.away_since = max(daemon.away_since, now - limits.return_grace / 2)
         if slept > limits.heartbeat_interval:
             daemon.heard_at = max(daemon.heard_at, now - limits.heartbeat_timeout / 2)
-    look_again = presence.judge(step)
+    look_again = min([presence.judge(step), *ways.judge(step)])
     for group in list(step.state.groups.values()):
         if group.rebuild is not None:
             rebuilding.consider(step, group)

@@ -70,6 +70,7 @@ class MemberLinks:
     neighbours: frozenset[int] = frozenset()
     spares: frozenset[int] = frozenset()
     needed: set[tuple[int, int]] = field(default_factory=set)  # further links that this epoch's ops need
+    ways: dict[int, tuple[bool, bool]] = field(default_factory=dict)  # see Plan.ways: is it ours to dial, by a relay
     dialled: int = 0  # sets dialled so far, over all links: a link that is forgotten and made again goes on counting
     round: int = 0  # of the epoch (C12)
 
@@ -111,6 +112,7 @@ class Link:
     attached: set[int] = field(default_factory=set)
     raised_at: float | None = None  # since when it is on its way up, or was last said to be out of reach
     pause: float = 0.0  # after the next dial that fails
+    failures: int = 0  # dials that have failed in a row: where nothing is known each other one goes through a relay
     rests_until: float = -inf  # it broke as soon as it was up
     due: float = inf  # when its state is looked at again
     reason: str = ""  # why it is not up
@@ -121,9 +123,16 @@ class Link:
         return self.state is State.up
 
     @property
-    def younger(self) -> bool:
-        """Whether this member is, which dials where the link is agreed."""
-        return self.owner.mid > self.other.mid
+    def leads(self) -> bool:
+        """Whether this end dials where the link is agreed: the younger, unless only the elder can reach the other."""
+        dials, _ = self.owner.ways.get(self.other.mid, (self.owner.mid > self.other.mid, False))
+        return dials
+
+    @property
+    def one_way(self) -> bool:
+        """Whether only the end that leads can reach the other."""
+        _, relayed = self.owner.ways.get(self.other.mid, (False, True))
+        return not relayed
 
     @property
     def neighbour(self) -> bool:
@@ -277,6 +286,7 @@ class Dial(Struct, frozen=True):
     number: int
     other: m.MemberInfo
     hellos: tuple[m.LaneHello, ...]
+    relayed: bool = False  # through a relay, if one is known
 
 
 class Welcome(Struct, frozen=True):
@@ -344,6 +354,16 @@ Command = OpenLink | MoveLink | CloseLink | Dial | Welcome | Refuse | Told
 def lanes_of(channel: int, plan: m.Plan) -> int:
     """Connections of a set: as many as the plan says carry data; the last one of those for collectives is for notes."""
     return plan.lanes + (channel == COLLECTIVES)
+
+
+def ways_of(epoch: m.Epoch) -> dict[int, tuple[bool, bool]]:
+    """The plan's ways of the epoch's member, by the other's mid: whether it is its turn to dial, and by a relay."""
+    found = {}
+    for one, other, relayed in epoch.plan.ways:
+        if epoch.to in (one, other):
+            there = other if epoch.to == one else one
+            found[there] = (epoch.to > there if relayed else epoch.to == one), relayed
+    return found
 
 
 def wire_plan(epoch: m.Epoch) -> int:
@@ -460,7 +480,7 @@ class Links:
         rebuild = before is not None and wire_plan(before) != wire_plan(epoch)
         paced = before is not None and before.plan.pacing != epoch.plan.pacing
         owner.mid, owner.epoch, owner.neighbours, owner.spares = epoch.to, epoch, event.neighbours, event.spares
-        owner.round = event.round
+        owner.round, owner.ways = event.round, ways_of(epoch)
         owner.needed.clear()
         present = {member.mid for member in epoch.members}
         for link in list(owner.links.values()):
@@ -533,7 +553,7 @@ class Links:
         assert link.owner.epoch is not None
         link.attached.add(lane)
         if len(link.attached) == lanes_of(link.channel, link.owner.epoch.plan):
-            link.state, link.changed_at = State.up, now
+            link.state, link.changed_at, link.failures = State.up, now, 0
             link.raised_at, link.due = None, inf
             _tell_up(link.owner, link.channel, out)
 
@@ -584,7 +604,7 @@ class Links:
         assert link.raised_at is not None
         if link.state is State.accepting:
             link.due = self._patience(now)
-        elif link.agreed and not link.younger and now < self._patience(link.raised_at):
+        elif (link.agreed or link.one_way) and not link.leads and now < self._patience(link.raised_at):
             link.state, link.due = State.awaited, self._patience(link.raised_at)
         elif now < link.rests_until:
             link.state, link.due = State.pausing, link.rests_until
@@ -602,7 +622,8 @@ class Links:
         what = epoch.group, epoch.key, *ends, link.channel, wire_plan(epoch)
         lanes = range(lanes_of(link.channel, epoch.plan))
         hellos = [m.LaneHello(PROTOCOL_VERSION, *what, lane, link.owner.dialled) for lane in lanes]
-        out.append(Dial(link.number, link.other, tuple(hellos)))
+        _, relayed = link.owner.ways.get(link.other.mid, (True, link.failures % 2 == 1))
+        out.append(Dial(link.number, link.other, tuple(hellos), relayed))
 
     def _failed(self, link: Link, reason: str, now: float, out: list[Command]) -> None:
         """A try to raise it, by either end, has come to nothing."""
@@ -610,6 +631,7 @@ class Links:
         if link.state in (State.accepting, State.awaited):
             self._try(link, now, out)
         else:
+            link.failures += link.ours
             link.state, link.due = State.pausing, now + self._pause(link)
 
     def _tell_late(self, link: Link, reason: str, now: float, out: list[Command]) -> None:
@@ -617,7 +639,7 @@ class Links:
         assert link.raised_at is not None
         link.reason = reason
         late = now - link.raised_at >= self._limits.link_timeout and link.needed
-        if late and (link.younger or link.agreed):  # else the younger end may succeed where this one does not
+        if late and (link.leads or link.agreed):  # else the younger end may succeed where this one does not
             out.append(LinkUnreachable(link.owner, link.other, link.channel, reason))
             link.raised_at = now
             if link.channel == P2P:
@@ -676,7 +698,7 @@ class Links:
         The younger's does, but not for ever: an elder that dials has no link. So one that has been up here for a while
         is lost at the other end, and one of which nothing has come through for as long may never do.
         """
-        if not (link.number and link.ours and link.younger):
+        if not (link.number and link.ours and link.leads):
             return False
         since = link.changed_at if link.up else link.dialled_at
         return now < self._patience(since) or (bool(link.attached) and not link.up)

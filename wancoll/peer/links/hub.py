@@ -324,14 +324,16 @@ class LinkHub:
         """
         if self._is_near(what.number):
             try:
-                return await self._greet(what, hello, what.other.daemon)
+                return await self._greet(what, hello, near=True)
             except DialFailed as bad:
                 log.debug("not on this machine", other=what.other.name, reason=str(bad))
-        return await self._greet(what, hello, "")
+        return await self._greet(what, hello, near=False)
 
-    async def _greet(self, what: core.Dial, hello: m.LaneHello, near: str) -> tuple[Connection, m.LaneWelcome]:
+    async def _greet(self, what: core.Dial, hello: m.LaneHello, *, near: bool) -> tuple[Connection, m.LaneWelcome]:
         other, who = what.other, f"{what.other.name} at {what.other.addresses[0]}"
-        connection = await self.connector.dial(other.addresses, other.key, self._limits.connect_timeout, near=near)
+        connection = await self.connector.dial(
+            other.daemon, other.addresses, other.key, self._limits.connect_timeout, near=near, relayed=what.relayed
+        )
         try:
             hello = replace(hello, checksums=self._config.checksum and not connection.checks)
             answer = await greet(connection, hello, who)

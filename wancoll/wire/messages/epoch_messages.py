@@ -36,6 +36,8 @@ class Plan(Message, frozen=True):
     spares: bool = False  # whether links to the members two places away are kept up, who are next to us after a loss
     lane_groups: Annotated[int, Meta(ge=1, le=256)] = 1  # lanes of one number modulo this share what is to be sent
     collectors: Name = "master"  # of votes that prove that all took part: the master, or the "members", each of all
+    # Pairs of mids that do not dial each other as others do, and whether they need a relay; else the first one dials.
+    ways: Annotated[list[tuple[Number, Number, bool]], Meta(max_length=4096)] = []
 
 
 class Void(Message, frozen=True):

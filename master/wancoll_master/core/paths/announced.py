@@ -11,8 +11,11 @@ import contextlib
 import ipaddress
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from wancoll.errors import ConfigError, ProtocolError
 from wancoll.local import join_address, split_address
+from wancoll.wire import messages as m
 
 ANY = "any"
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -42,6 +45,22 @@ def check(addresses: Sequence[str], source: str, allowed: Sequence[str] = ()) ->
                 "connect(peer_options=[...]) of a process that starts its own); or the master with --announce NETWORK "
                 "for addresses that daemons may announce beside",
             )
+
+
+def settled(hello: m.Hello, source: str, allowed: Sequence[str] = ()) -> m.Hello:
+    """What a daemon behind a NAT means, whose connection comes from *source* ("": not looked at).
+
+    Its own addresses are hints for those beside it. To others it is at *source*, in case its port is forwarded.
+    """
+    hints = [one for one in hello.hints if source and not _is_its_own(split_address(one)[0], source, ())]
+    addresses = list(hello.addresses)
+    if (
+        hints
+        and addresses == hello.hints
+        and not all(_is_its_own(split_address(one)[0], source, allowed) for one in hints)
+    ):
+        addresses = [join_address(source, split_address(one)[1]) for one in hints]
+    return replace(hello, addresses=addresses, hints=hints)
 
 
 def is_name(address: str) -> bool:
