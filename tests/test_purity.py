@@ -84,7 +84,15 @@ MAY_IMPORT = {
     "wancoll.metrics": (*BASE, "wancoll.local", "wancoll.metrics", "wancoll.net", "wancoll.trust"),
     "wancoll.metrics.core": (*BASE, "wancoll.metrics.core"),
     "wancoll.net": (*BASE, "wancoll.local", "wancoll.net", "wancoll.trust", "wancoll.wire"),
-    "wancoll.relay": (*BASE, "wancoll.local", "wancoll.net", "wancoll.relay", "wancoll.trust", "wancoll.wire"),
+    "wancoll.relay": (
+        *BASE,
+        "wancoll.local",
+        "wancoll.net",
+        "wancoll.options",
+        "wancoll.relay",
+        "wancoll.trust",
+        "wancoll.wire",
+    ),
     "wancoll.peer.links": (
         *BASE,
         "wancoll.native.engine",

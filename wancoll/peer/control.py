@@ -21,7 +21,7 @@ from wancoll.net import clock
 from wancoll.net.ask import ask
 from wancoll.net.contain import contained
 from wancoll.net.dial import DialFailed, dial
-from wancoll.net.listen import is_loopback_host
+from wancoll.net.listen import advertised, is_loopback_host
 from wancoll.net.stream import Stream
 from wancoll.net.threads import in_thread
 from wancoll.net.tls import Tls, TlsFailed, WrongKey
@@ -30,7 +30,7 @@ from wancoll.peer.config import PeerConfig
 from wancoll.peer.core.grid import next_on_grid
 from wancoll.peer.core.liveness.commit_lease import CommitLease
 from wancoll.peer.core.liveness.masters import Masters
-from wancoll.peer.links.lanes import advertised, offered_congestion_controls
+from wancoll.peer.links.lanes import offered_congestion_controls
 from wancoll.wire import messages as m
 from wancoll.wire.framing import Decoder, encode
 from wancoll.wire.kept import Kept, counts

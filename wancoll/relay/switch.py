@@ -130,11 +130,12 @@ class Switch:
         return True
 
     async def _meet(self, pair: _Pair, stream: trio.SocketStream) -> None:
-        if not pair.met.is_set() and pair.other is None:
+        if pair.until < trio.current_time():
+            return
+        if pair.other is None:
             pair.other = stream
             with trio.move_on_at(pair.until):
                 await pair.met.wait()
-                pair.until = float("inf")
             if pair.met.is_set():
                 await pair.over.wait()
             return
@@ -191,7 +192,7 @@ def may_be_here(first: m.Signed, said: m.AtRelay, masters: list[bytes]) -> None:
     found = read_receipt(first.receipt, first.key, masters)
     if found is None or found.role != "peer" or found.name != said.daemon:
         raise ProtocolError(
-            "is no daemon that this relay knows", who=said.daemon, expected="a peer's receipt by the master of this relay",
+            "is no daemon that this relay knows", who=said.daemon, expected="a peer's receipt by this relay's master",
             got="another one, or none" if found is None else f"one of {found.name} ({found.role})",
             hint="start it with --join and a token of the same master",
         )  # fmt: skip

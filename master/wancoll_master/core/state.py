@@ -102,7 +102,6 @@ class ProbePair:
     ok: bool = False
     failed: dict[int, str] = field(default_factory=dict)  # by the prober's mid: why it reached nobody
     direct: str = ""  # why neither can dial the other: they are asked to go through a relay
-    over: bool = False  # that fails, too, and the joiner stays all the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +158,7 @@ class Member:
     @property
     def reachable(self) -> bool:
         """Whether every probe of a joiner was answered."""
-        return all(found.ok or found.over for found in self.probes.values())
+        return all(found.ok for found in self.probes.values())
 
 
 @dataclass(slots=True)

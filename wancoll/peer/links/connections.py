@@ -252,9 +252,15 @@ class Connector:
         return await dial(addresses, within, near_only=self._near_only)
 
     async def dial(
-        self, daemon: str, addresses: Sequence[str], key: bytes, within: float, *, near: bool = False,
+        self,
+        addresses: Sequence[str],
+        key: bytes,
+        within: float,
+        *,
+        daemon: str = "",
+        near: bool = False,
         relayed: bool = False,
-    ) -> Connection:  # fmt: skip
+    ) -> Connection:
         """Connect to *daemon*, which proves its public *key* where connections are sealed.
 
         *near*: beside its port, on this machine, and nowhere else. *relayed*: through a relay, if one is known.

@@ -332,7 +332,12 @@ class LinkHub:
     async def _greet(self, what: core.Dial, hello: m.LaneHello, *, near: bool) -> tuple[Connection, m.LaneWelcome]:
         other, who = what.other, f"{what.other.name} at {what.other.addresses[0]}"
         connection = await self.connector.dial(
-            other.daemon, other.addresses, other.key, self._limits.connect_timeout, near=near, relayed=what.relayed
+            other.addresses,
+            other.key,
+            self._limits.connect_timeout,
+            daemon=other.daemon,
+            near=near,
+            relayed=what.relayed,
         )
         try:
             hello = replace(hello, checksums=self._config.checksum and not connection.checks)

@@ -43,7 +43,7 @@ async def probe(
         return DialFailed("no relay is known here")
     try:
         with trio.fail_after(limits.probe_timeout):
-            connection = await connector.dial(daemon, addresses, key, limits.probe_timeout, relayed=relayed)
+            connection = await connector.dial(addresses, key, limits.probe_timeout, daemon=daemon, relayed=relayed)
             with closing(connection):
                 try:
                     await _expect(connection, addresses, daemon)
@@ -66,7 +66,7 @@ async def round_trip(connector: Connector, ask: m.MeasureLink, within: float) ->
     Raises:
         DialFailed: *ask.daemon* does not answer there.
     """
-    connection = await connector.dial(ask.daemon, ask.addresses, ask.key, within, relayed=ask.relayed)
+    connection = await connector.dial(ask.addresses, ask.key, within, daemon=ask.daemon, relayed=ask.relayed)
     with closing(connection):
         took = []
         for _ in range(_ROUNDS):
@@ -122,7 +122,7 @@ async def _send_burst(
     within: float,
 ) -> None:
     """One flow's share. The connection is added to *flows*, whose owner closes it, its start to *samples*."""
-    stream = await connector.dial(ask.daemon, ask.addresses, ask.key, within, relayed=ask.relayed)
+    stream = await connector.dial(ask.addresses, ask.key, within, daemon=ask.daemon, relayed=ask.relayed)
     flows.append(stream)
     samples.append((trio.current_time(), samples[-1][1] if samples else 0))
     sock, nbytes, zeros = stream.socket, ask.nbytes // _FLOWS, bytes(_CHUNK)

@@ -154,16 +154,19 @@ class Relays:
                 sock = socket.socket(fileno=raw.socket.detach())
                 stream = Stream(sock, f"relay {relay.info.name}", _QUEUE_BYTES, tls=tls)
                 await stream.shake_hands()
-            with contained("a relay", lambda: relay.info, expected=(ProtocolError,)):
+            with contained("a relay", lambda: relay.info):
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(stream.write_queue)
                     nursery.start_soon(self._beat, stream)
                     if tls is None:
                         stream.send(encode(m.AtRelay(PROTOCOL_VERSION, self._daemon)))
-                    reason = await self._hear(relay, stream)
+                    try:
+                        reason = await self._hear(relay, stream)
+                    except ProtocolError as bad:
+                        reason = str(bad)
                     nursery.cancel_scope.cancel()
             return reason
-        except (DialFailed, TlsFailed, ProtocolError, OSError) as bad:
+        except (DialFailed, TlsFailed, OSError) as bad:
             return str(bad)
         except trio.TooSlowError:
             return "no answer in time"

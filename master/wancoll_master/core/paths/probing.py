@@ -77,7 +77,7 @@ def overdue(step: Step, group: Group) -> None:
     """Act on pairs whose deadline has passed: no answer counts as unreachable."""
     for joiner in list(group.joining):
         for pair in list(joiner.probes.values()):
-            if pair.ok or pair.over or pair.deadline > step.now:
+            if pair.ok or pair.deadline > step.now:
                 continue
             if not pair.asked and not suspected(step, pair.member.daemon, UNPROBED):
                 _ask(step, joiner, pair)
@@ -93,13 +93,13 @@ def overdue(step: Step, group: Group) -> None:
 def deadline(group: Group) -> float:
     """When overdue() has something to do."""
     pairs = (pair for joiner in group.joining for pair in joiner.probes.values())
-    return min((pair.deadline for pair in pairs if not (pair.ok or pair.over)), default=inf)
+    return min((pair.deadline for pair in pairs if not pair.ok), default=inf)
 
 
 def settled(step: Step, group: Group) -> bool:
     """Whether all is known of the pairs of a group that forms."""
     pairs = (pair for joiner in group.joining for pair in joiner.probes.values())
-    return all(pair.ok or pair.over or pair.member.mid not in step.state.members for pair in pairs)
+    return all(pair.ok or pair.member.mid not in step.state.members for pair in pairs)
 
 
 def refuse(step: Step, joiner: Member, reason: str, *, evicted: bool = False) -> None:
@@ -129,7 +129,7 @@ def _failed(step: Step, joiner: Member, pair: ProbePair, why: dict[int, str]) ->
 
     Returns whether it is refused.
     """
-    if pair.ok or pair.over:
+    if pair.ok:
         return False
     if suspected(step, pair.member.daemon, UNPROBED):
         pair.asked = False
@@ -146,10 +146,6 @@ def _failed(step: Step, joiner: Member, pair: ProbePair, why: dict[int, str]) ->
         _ask(step, joiner, pair)
         return False
     text = f"{pair.direct or text}{'; nor by a relay: ' + text if pair.direct else ''}; {HINT}"
-    if not joiner.group.members:  # a ring may lead around them (R17)
-        pair.over = True
-        step.record(joiner.group, "link", text)
-        return False
     refuse(step, joiner, text)
     return True
 

@@ -7,7 +7,7 @@ the elder dials, or both go through a relay.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import combinations
+from itertools import product
 
 from wancoll.errors import ProtocolError
 from wancoll.limits import PROTOCOL_VERSION
@@ -123,19 +123,23 @@ def way(step: Step, source: Daemon, target: Daemon) -> bool | None:
 
 def of(step: Step, members: Sequence[Member], before: m.Plan | None) -> list[tuple[int, int, bool]]:
     """The pairs that the plan has to name, as Plan.ways: by probes, or else as the plan *before* had it."""
-    dials = step.state.dials
-    known = {frozenset(way[:2]): way for way in (before.ways if before is not None else ())}
-    ways: list[tuple[int, int, bool]] = []
-    if not known and all(dials.values()):
-        return ways
-    here = bool(relays(step))
-    for one, other in combinations(sorted(members, key=lambda member: member.mid), 2):
-        younger = dials.get((other.daemon.name, one.daemon.name))
-        elder = dials.get((one.daemon.name, other.daemon.name))
-        if younger is None and elder is None:
-            ways += filter(None, [known.get(frozenset((one.mid, other.mid)))])
-        elif elder and not younger:
-            ways.append((one.mid, other.mid, False))
-        elif here and not younger and not elder:
-            ways.append((one.mid, other.mid, True))
-    return ways[:MOST]
+    dials, here = step.state.dials, bool(relays(step))
+    at: dict[str, list[int]] = {}
+    for member in members:
+        at.setdefault(member.daemon.name, []).append(member.mid)
+    daemons = {mid: name for name, mids in at.items() for mid in mids}
+    probed = {(min(ends), max(ends)) for ends, _ in dials.among(at)}
+    ways = []
+    for mids in (sorted(pair) for one, other in probed for pair in product(at[one], at[other])):
+        elder, younger = mids
+        if not dials.get((daemons[younger], daemons[elder])):
+            if dials.get((daemons[elder], daemons[younger])):
+                ways.append((elder, younger, False))
+            elif here:
+                ways.append((elder, younger, True))
+    for one, other, relayed in before.ways if before is not None else ():  # by an earlier master's probes
+        if one in daemons and other in daemons:
+            ends = daemons[one], daemons[other]
+            if (min(ends), max(ends)) not in probed:
+                ways.append((one, other, relayed))
+    return sorted(ways)[:MOST]
