@@ -7,6 +7,7 @@ import os
 import secrets
 import socket
 from dataclasses import dataclass
+from itertools import cycle
 
 import structlog
 import trio
@@ -15,11 +16,11 @@ from wancoll.errors import ConfigError, ProtocolError
 from wancoll.limits import PROTOCOL_VERSION
 from wancoll.local import default_state, join_address, split_addresses
 from wancoll.net.contain import contained
-from wancoll.net.dial import DialFailed, dial
 from wancoll.net.listen import Handshakes, Sparing, advertised, open_listeners, serve_connections, whose, why_ended
 from wancoll.net.proof import NONCE_BYTES, check_first
 from wancoll.net.stream import Stream
 from wancoll.net.tls import Listening, Tls, TlsFailed
+from wancoll.net.visit import again_and_again, messages, visit
 from wancoll.net.wallet import Wallet
 from wancoll.relay.config import RelayConfig
 from wancoll.relay.switch import Switch, may_be_here
@@ -29,7 +30,6 @@ from wancoll.wire.framing import Decoder, encode
 
 log = structlog.get_logger("wancoll.relay")
 
-_PAUSES = 0.1, 2.0  # seconds between tries to come to a master: first, longest
 _SILENCES = 2  # times heartbeat_timeout without a Pong, after which a master is given up
 _QUEUE_BYTES = 1 << 20  # that wait for one connection
 
@@ -57,7 +57,8 @@ class Relay:
         self.handshakes = Handshakes.of_port(config.limits, sealed=wallet is not None)
         self.answered = trio.Event()
         self.refused = ""  # why no master takes it
-        self._hint = ""  # who leads, in the words of a standby
+        self._leader = ""  # in the words of a standby
+        self._welcome = False  # at the master that is connected
 
     # ---- its port ------------------------------------------------------------------------------------
 
@@ -114,79 +115,46 @@ class Relay:
 
     async def stay_known(self, addresses: list[str], stop: trio.Event) -> None:
         """Task: be known to the master that leads; *stop* is set where none may ever take this relay."""
-        pause, at = _PAUSES[0], 0
-        while not self.refused:
-            address, self._hint = self._hint or addresses[at % len(addresses)], ""
-            since = trio.current_time()
-            reason = await self._once(address)
-            log.warning("no master takes this relay", master=address, reason=reason)
-            at += 1
-            pause = min(2 * pause, _PAUSES[1]) if trio.current_time() - since < _PAUSES[1] else _PAUSES[0]
-            await trio.sleep(0 if self._hint else pause)
+        turns = cycle(addresses)
+
+        async def once() -> bool:
+            address, self._leader = self._leader or next(turns), ""
+            expects = self._wallet.masters if self._wallet is not None else None
+            every = self._limits.heartbeat_interval
+            reason = await visit(address, [address], expects, self._limits, self._hear_master, self._beat, every=every)
+            log.warning("no master knows this relay", master=address, reason=reason)
+            return not self.refused
+
+        await again_and_again(once)
         stop.set()
 
-    async def _once(self, address: str) -> str:
-        """Until the connection ends, and why it has."""
-        wallet, within = self._wallet, self._limits.connect_timeout
-        tls = Tls(expects=wallet.masters) if wallet is not None else None
-        stream, reason = None, "it met a bug"
-        try:
-            with trio.fail_after(within):
-                raw = await dial([address], within, near_only=False)
-                local = str(raw.socket.getsockname()[0])
-                stream = Stream(socket.socket(fileno=raw.socket.detach()), address, _QUEUE_BYTES, tls=tls)
-                await stream.shake_hands()
-            here = m.RelayHere(PROTOCOL_VERSION, self._name, advertised(self._config.advertise, self._bound, local))
-            if tls is None:
-                stream.send(encode(here))
-            with contained("the master", lambda: address):
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(stream.write_queue)
-                    nursery.start_soon(self._beat, stream)
-                    try:
-                        reason = await self._hear_master(stream, here)
-                    except ProtocolError as bad:
-                        reason = str(bad)
-                    nursery.cancel_scope.cancel()
-            return reason
-        except (DialFailed, TlsFailed, ConfigError, OSError, trio.TooSlowError) as bad:
-            return str(bad) or "no answer in time"
-        finally:
-            if stream is not None:
-                stream.close()
+    def _beat(self, stream: Stream) -> None:
+        if self._welcome:
+            stream.send(encode(m.Heartbeat(1)))
 
-    async def _beat(self, stream: Stream) -> None:
-        number = 0
-        while True:
-            await trio.sleep(self._limits.heartbeat_interval)
-            if self.answered.is_set():
-                number += 1
-                stream.send(encode(m.Heartbeat(number)))
-
-    async def _hear_master(self, stream: Stream, here: m.RelayHere) -> str:
-        decoder: Decoder[m.FromMaster] = Decoder(m.FromMaster, self._limits.message_bytes, stream.who)
-        while True:
-            data = b""
-            with trio.move_on_after(_SILENCES * self._limits.heartbeat_timeout):
-                data = await stream.receive()
-            if not data:
-                return stream.ended or "it is silent"
-            for message in decoder.feed(data):
-                match message:
-                    case m.Challenge(nonce) if self._wallet is not None and stream.tls is not None:
-                        proof = self._wallet.proof(self._name)
-                        stream.send(encode(proof.first(stream.tls.key, nonce, here)))
-                    case m.Admitted() if self._wallet is not None:
-                        self._wallet.keep(message)
-                    case m.Welcome():
-                        log.info("known to the master", master=stream.who, addresses=here.addresses)
-                        self.answered.set()
-                    case m.StandsBy(leader):
-                        self._hint = leader
-                        return f"it stands by; {leader or 'nobody'} leads"
-                    case m.Bye(reason, final):
-                        self.refused = reason if final else ""
-                        return reason
+    async def _hear_master(self, stream: Stream) -> str:
+        local, self._welcome = str(stream.socket.getsockname()[0]), False
+        here = m.RelayHere(PROTOCOL_VERSION, self._name, advertised(self._config.advertise, self._bound, local))
+        if stream.tls is None:
+            stream.send(encode(here))
+        silence = _SILENCES * self._limits.heartbeat_timeout
+        async for message in messages(stream, m.FromMaster, self._limits.message_bytes, silence):
+            match message:
+                case m.Challenge(nonce) if self._wallet is not None and stream.tls is not None:
+                    stream.send(encode(self._wallet.proof(self._name).first(stream.tls.key, nonce, here)))
+                case m.Admitted() if self._wallet is not None:
+                    self._wallet.keep(message)
+                case m.Welcome():
+                    log.info("known to the master", master=stream.who, addresses=here.addresses)
+                    self._welcome = True
+                    self.answered.set()
+                case m.StandsBy(leader):
+                    self._leader = leader
+                    return f"it stands by; {leader or 'nobody'} leads"
+                case m.Bye(reason, final):
+                    self.refused = reason if final else ""
+                    return str(reason)
+        return stream.ended
 
 
 def _wallet(config: RelayConfig, port: int) -> Wallet | None:

@@ -23,8 +23,9 @@ from wancoll.limits import KIB, Limits
 from wancoll.net.listen import Handshakes, Sparing, why_ended
 from wancoll.net.proof import read_receipt
 from wancoll.net.stream import Stream
+from wancoll.net.visit import messages
 from wancoll.wire import messages as m
-from wancoll.wire.framing import Decoder, encode
+from wancoll.wire.framing import encode
 
 log = structlog.get_logger("wancoll.relay")
 
@@ -72,19 +73,14 @@ class Switch:
             before.end()
         self._here[daemon] = stream
         log.info("a daemon can be reached here", daemon=daemon)
-        beat, decoder = encode(m.RelayBeat()), Decoder[m.ToRelay](m.ToRelay, self._limits.handshake_bytes, daemon)
+        beat, silence = encode(m.RelayBeat()), BEATS * self._limits.heartbeat_timeout
         stream.send(beat)
         try:
-            while True:
-                with trio.move_on_after(BEATS * self._limits.heartbeat_timeout):
-                    if data := await stream.receive():
-                        for message in decoder.feed(data):
-                            if isinstance(message, m.RelayDial):
-                                self._dialled(stream, message)
-                            else:
-                                stream.send(beat)
-                        continue
-                break
+            async for message in messages(stream, m.ToRelay, self._limits.handshake_bytes, silence):
+                if isinstance(message, m.RelayDial):
+                    self._dialled(stream, message)
+                else:
+                    stream.send(beat)
         finally:
             if self._here.get(daemon) is stream:
                 del self._here[daemon]
