@@ -12,20 +12,18 @@ import contextlib
 import os
 import socket
 import struct
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
 import trio
 
-from wancoll.errors import ProtocolError
 from wancoll.limits import KIB, Limits
 from wancoll.net.listen import Handshakes, Sparing, why_ended
-from wancoll.net.proof import read_receipt
 from wancoll.net.stream import Stream
-from wancoll.net.visit import messages
 from wancoll.wire import messages as m
-from wancoll.wire.framing import encode
+from wancoll.wire.framing import Decoder, encode
 
 log = structlog.get_logger("wancoll.relay")
 
@@ -37,6 +35,24 @@ _MOST_TICKETS = 8192  # whose connections have not come; beyond, the oldest are 
 _MOST_SPLICES = 4096
 _RESET = struct.pack("ii", 1, 0)
 _TCP_NOTSENT_LOWAT = 25  # of Linux
+
+
+async def messages(stream: Stream, kind: Any, most: int, silence: float) -> AsyncIterator[Any]:
+    """What comes, of *kind* and up to *most* bytes each, until the stream ends or is silent for so many seconds.
+
+    Raises:
+        ProtocolError: something else comes.
+    """
+    decoder: Decoder[Any] = Decoder(kind, most, stream.who)
+    while True:
+        data = b""
+        with trio.move_on_after(silence):
+            data = await stream.receive()
+        if not data:
+            stream.ended = stream.ended or f"it was silent for {silence:g} s"
+            return
+        for message in decoder.feed(data):
+            yield message
 
 
 @dataclass(slots=True, eq=False)
@@ -181,14 +197,3 @@ class Switch:
         at = max(self._due, trio.current_time())
         self._due = at + count / self._rate
         await trio.sleep_until(at)
-
-
-def may_be_here(first: m.Signed, said: m.AtRelay, masters: list[bytes]) -> None:
-    """Raise ProtocolError unless a master's receipt says that the owner of this key is the daemon that it says."""
-    found = read_receipt(first.receipt, first.key, masters)
-    if found is None or found.role != "peer" or found.name != said.daemon:
-        raise ProtocolError(
-            "is no daemon that this relay knows", who=said.daemon, expected="a peer's receipt by this relay's master",
-            got="another one, or none" if found is None else f"one of {found.name} ({found.role})",
-            hint="start it with --join and a token of the same master",
-        )  # fmt: skip

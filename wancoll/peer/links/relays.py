@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
 from itertools import count
 
 import structlog
 import trio
 
+from wancoll.errors import ProtocolError
 from wancoll.limits import PROTOCOL_VERSION, Limits
 from wancoll.net.contain import contained
 from wancoll.net.dial import DialFailed, dial
 from wancoll.net.stream import Stream
-from wancoll.net.visit import again_and_again, messages, visit
+from wancoll.net.tls import Tls, TlsFailed
 from wancoll.net.wallet import Wallet
-from wancoll.relay.switch import BEATS, MAGIC
+from wancoll.relay.switch import BEATS, MAGIC, messages
 from wancoll.wire import messages as m
 from wancoll.wire.framing import encode
 
 log = structlog.get_logger("wancoll.links")
 
 _POLL = 0.05  # seconds between looks for a relay at which the other daemon is
-
-
-def _beat(stream: Stream) -> None:
-    stream.send(encode(m.RelayBeat()))
+_QUEUE_BYTES = 1 << 20  # that wait for a relay
+_PAUSES = 0.1, 2.0  # seconds between dials of a relay: first, longest; twice as long each time
 
 
 class _Relay:
@@ -137,19 +136,49 @@ class Relays:
 
     async def _stay(self, relay: _Relay) -> None:
         """Task: keep a connection to the relay, until it is gone."""
-
-        async def once() -> bool:
-            expects = None if self._wallet is None else [relay.info.key] if relay.info.key else self._wallet.masters
-            reason = await visit(
-                f"relay {relay.info.name}", self._addresses(relay), expects, self._limits, partial(self._hear, relay),
-                _beat, every=self._limits.heartbeat_timeout, near_only=self._near_only,
-            )  # fmt: skip
-            relay.lost()
-            log.info("not at a relay", relay=relay.info.name, reason=reason)
-            return True
-
+        pause, longest = _PAUSES
         with relay.scope:
-            await again_and_again(once)
+            while True:
+                since = trio.current_time()
+                reason = await self._visit(relay)
+                relay.lost()
+                log.info("not at a relay", relay=relay.info.name, reason=reason)
+                pause = min(2 * pause, longest) if trio.current_time() - since < longest else _PAUSES[0]
+                await trio.sleep(pause)
+
+    async def _visit(self, relay: _Relay) -> str:
+        """Until the connection ends, and why it has."""
+        stream, reason, within = None, "it met a bug", self._limits.connect_timeout
+        masters = self._wallet.masters if self._wallet is not None else []
+        tls = None if self._wallet is None else Tls(expects=[relay.info.key] if relay.info.key else masters)
+        try:
+            with trio.fail_after(within):
+                raw = await dial(self._addresses(relay), within, near_only=self._near_only)
+                sock = socket.socket(fileno=raw.socket.detach())
+                stream = Stream(sock, f"relay {relay.info.name}", _QUEUE_BYTES, tls=tls)
+                await stream.shake_hands()
+            with contained("a relay", lambda: relay.info):
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(stream.write_queue)
+                    nursery.start_soon(self._beat, stream)
+                    try:
+                        reason = await self._hear(relay, stream)
+                    except ProtocolError as bad:
+                        reason = str(bad)
+                    nursery.cancel_scope.cancel()
+            return reason
+        except (DialFailed, TlsFailed, OSError) as bad:
+            return str(bad)
+        except trio.TooSlowError:
+            return f"no answer within {within:.1f} s"
+        finally:
+            if stream is not None:
+                stream.close()
+
+    async def _beat(self, stream: Stream) -> None:
+        while True:
+            await trio.sleep(self._limits.heartbeat_timeout)
+            stream.send(encode(m.RelayBeat()))
 
     async def _hear(self, relay: _Relay, stream: Stream) -> str:
         hello, kind = m.AtRelay(PROTOCOL_VERSION, self._daemon), m.FromRelay | m.Challenge | m.Bye
