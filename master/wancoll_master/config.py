@@ -71,6 +71,8 @@ class MasterConfig:
             --insecure is given.
         insecure: In clear also beyond loopback: whoever reaches the port can read and change everything. For a network
             that is private already. Daemons need it, too.
+        relay: Rate, such as 1Gbit/s, up to which this master carries what members say to each other that cannot
+            reach each other: a relay at its own port. It goes over this machine's line twice, in and out. Empty: none.
         state: Folder of this master's key, for this user alone. Empty: wancoll/master-PORT in $XDG_STATE_HOME or
             ~/.local/state; with --end-when-unused at port 0 one that is removed at the end.
         seal_key: With --etcd, unless in clear: the key file, the same for all masters, that seals the key and the
@@ -91,6 +93,7 @@ class MasterConfig:
     announce: Annotated[tuple[str, ...], Parameter(negative=())] = ()
     secure: Annotated[bool, Parameter(negative=())] = False
     insecure: Annotated[bool, Parameter(negative=())] = False
+    relay: str = ""
     state: str = ""
     seal_key: str = ""
     end_when_unused: SecondsOrNone = 0.0

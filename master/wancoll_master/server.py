@@ -34,8 +34,10 @@ from wancoll.net.listen import Handshakes, Sparing, is_loopback, whose, why_ende
 from wancoll.net.proof import NONCE_BYTES, check_first
 from wancoll.net.stream import LINGER, Stream
 from wancoll.net.tls import Tls, TlsFailed
+from wancoll.relay.switch import Switch
 from wancoll.trust.identity import Identity
 from wancoll.trust.registry import NotNow
+from wancoll.units import parse_rate
 from wancoll.wire import messages as m
 from wancoll.wire.framing import Decoder, begins_tls, encode
 from wancoll_master.config import MasterConfig
@@ -108,6 +110,7 @@ class Server:
 
     def __init__(self, config: MasterConfig, journal: Journal, gate: Gate | None = None) -> None:
         self._limits, self._gate = config.limits, gate
+        self._switch = Switch(config.limits, parse_rate(config.relay, "--relay")) if config.relay else None
         self._journal, self._announce, self._first = journal, config.announce, config.first
         self._elected = True  # until it leads by the journal alone
         self._unwritable = Sparing()
@@ -157,6 +160,7 @@ class Server:
             holds=not facts.highest_epoch and not (self._first and facts.term == 1),
             lost_journal=lost_facts or facts.lost,
             announce=self._announce,
+            own_relay=self._switch is not None,
         )
         self._first = False
         for event in self._standby.empty():
@@ -355,7 +359,7 @@ class Server:
     def _put_admitted(self, number: int) -> None:
         """Send a daemon its receipt and the keys to expect: it may have missed a change."""
         who, conn = self._identities.get(number), self._connections.conn_of(number)
-        if self._gate is None or who is None or self.state is None or conn not in self.state.connections:
+        if self._gate is None or who is None or not self._introduced(number):
             return
         if (told := self._gate.admitted(who)) is not None:
             self._connections.put(conn, encode(told))
@@ -456,6 +460,8 @@ class Server:
         """Handler of the listeners: whatever arrives, the master stays up."""
         limits = self._limits
         number, who = next(self._numbers), whose(stream.socket)
+        if self._switch is not None and await self._switch.takes(stream, who, self._greeting):
+            return
         try:
             sock = socket.socket(fileno=stream.socket.detach())
             tls = None if self._gate is None else Tls(self._gate.listening)
@@ -518,6 +524,8 @@ class Server:
                 self._of_strangers.say(log.info, "connection ended", who=who, reason=reason or "said nothing")
                 return connection.ended or "the master ended it"
             messages[0] = self._introduce(number, connection, messages[0], nonce)
+            if isinstance(messages[0], m.AtRelay):
+                return await self._at_relay(number, connection, messages[0], who)
             await self._hear(number, connection, messages)
             if self._introduced(number):
                 self._strangers.discard(number)
@@ -541,6 +549,20 @@ class Server:
             connection.send(encode(m.Bye(f"this connection {reason}"[:1000])))
             connection.end()
             return reason
+
+    async def _at_relay(self, number: int, connection: Stream, first: m.AtRelay, who: str) -> str:
+        """A daemon is to be reached through this master. Raises ProtocolError: it is no relay, or not for this one."""
+        m.check_protocol(first)
+        if self._switch is None:
+            raise ProtocolError("asks for a relay at a master that is none", hint="start the master with --relay RATE")
+        if (refusal := may(self._identity(number), first)) is not None:
+            self._count_refused(first)
+            raise ProtocolError(refusal.what, expected=refusal.expected, got=refusal.who, hint=refusal.hint)
+        self._strangers.discard(number)
+        if self._gate is not None:
+            self._greeting.know(who)
+        await self._switch.serve(first.daemon, connection)
+        return connection.ended
 
     async def _shake_hands(self, connection: Stream) -> bytes:
         """Over TLS: the challenge that was sent, which the first message has to answer; in clear b"".
@@ -685,6 +707,7 @@ class Server:
             source = ""
             if isinstance(message, m.Hello):
                 source = _source(connection) if self._gate is not None else ""
+                message = announced.settled(message, source, self._announce)
                 if may(self._identity(number), message) is None:
                     message = await self._looked_up(message, source)
             if connection.ending or self._connections.conn_of(number) in self._connections.closing:

@@ -42,6 +42,7 @@ COMMANDS = {
 PEER_ALONE = set(MESSAGES) - COMMANDS
 ALLOWED = {  # all that is not here is refused
     "peer": PEER_ALONE | {m.StatusRequest},
+    "relay": {m.Hello, m.Heartbeat, m.AskElection},
     "observer": {m.StatusRequest},
     "chaos": {m.StatusRequest, m.Arm},
     "admin": set(MESSAGES),

@@ -170,7 +170,7 @@ async def test_a_bug_of_one_lane_ends_no_daemon_where_the_dial_is_given_up_in_th
     class Fails:
         dials = 0
 
-        async def dial(self, *_: object, near: bool) -> Connection:
+        async def dial(self, *_: object, near: bool, **__: object) -> Connection:
             self.dials += 1
             number = self.dials
             if number == 3:

@@ -17,10 +17,10 @@ from wancoll.failpoints import Failpoints
 from wancoll.limits import DEFAULT, PROTOCOL_VERSION
 from wancoll.local import join_address, split_address
 from wancoll.net.dial import DialFailed, read_frame
-from wancoll.net.listen import open_listeners
+from wancoll.net.listen import advertised, open_listeners
 from wancoll.peer.arena import Arena
 from wancoll.peer.links.connections import Connection, Connector
-from wancoll.peer.links.lanes import advertised, check_congestion_control, greet
+from wancoll.peer.links.lanes import check_congestion_control, greet
 from wancoll.peer.links.probes import probe
 from wancoll.wire import messages as m
 from wancoll.wire.framing import encode

@@ -17,6 +17,7 @@ from wancoll.limits import package_version
 COMMANDS = {  # its function below wancoll.cli, and its help
     "master": ("running.master:master", "Run the master: it tracks membership and decides commit and abort."),
     "peer": ("running.peer:peer", "Run this machine's peer daemon: it moves and reduces the data of its clients."),
+    "relay": ("running.relay:relay", "Run a relay, by which daemons meet that cannot reach each other."),
     "status": (
         "looking.status:status",
         "Say whether all is well (exit code 3: it is not); show groups, members, events.",

@@ -10,7 +10,7 @@ import os
 import random
 import socket
 import stat
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import structlog
@@ -18,7 +18,7 @@ import trio
 
 from wancoll.errors import ConfigError
 from wancoll.limits import Limits, keep_newest
-from wancoll.local import open_to_others, split_address, standing
+from wancoll.local import join_address, open_to_others, split_address, standing
 from wancoll.net.unix import is_served, peer_credentials
 
 log = structlog.get_logger("wancoll.net")
@@ -70,6 +70,15 @@ def open_listeners(listen: str) -> list[socket.socket]:
             got=str(bad),
             hint="port 0 picks a free one; '*' takes all interfaces",
         ) from bad
+
+
+def advertised(advertise: Sequence[str], bound: socket.socket, local_host: str) -> list[str]:
+    """Addresses for others to dial: what the user said, else what is bound, else the interface towards the master."""
+    host, port = bound.getsockname()[:2]
+    if advertise:
+        return [join_address(*split_address(text, what="--advertise", default_port=port)) for text in advertise]
+    wildcard = host in ("0.0.0.0", "::", "")
+    return [join_address(local_host.removeprefix("::ffff:") if wildcard else host, port)]
 
 
 def everybody(_: socket.socket) -> bool:

@@ -22,7 +22,7 @@ from wancoll.wire.framing import decode_body, encode_body
 if TYPE_CHECKING:
     from wancoll.trust.keys import Key
 
-Purpose = Literal["control", "admin", "lane", "probe"]
+Purpose = Literal["control", "admin", "lane", "probe", "relay"]
 NONCE_BYTES = 32
 _VERSION = b"wancoll-1"
 _PURPOSES: dict[type, Purpose] = {
@@ -30,6 +30,7 @@ _PURPOSES: dict[type, Purpose] = {
     m.ProbeHello: "probe",
     m.Hello: "control",
     m.AskElection: "control",
+    m.AtRelay: "relay",
 }  # all else that is said first is for the master, by a command: "admin"
 
 

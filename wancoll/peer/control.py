@@ -21,7 +21,7 @@ from wancoll.net import clock
 from wancoll.net.ask import ask
 from wancoll.net.contain import contained
 from wancoll.net.dial import DialFailed, dial
-from wancoll.net.listen import is_loopback_host
+from wancoll.net.listen import advertised, is_loopback_host
 from wancoll.net.stream import Stream
 from wancoll.net.threads import in_thread
 from wancoll.net.tls import Tls, TlsFailed, WrongKey
@@ -30,7 +30,7 @@ from wancoll.peer.config import PeerConfig
 from wancoll.peer.core.grid import next_on_grid
 from wancoll.peer.core.liveness.commit_lease import CommitLease
 from wancoll.peer.core.liveness.masters import Masters
-from wancoll.peer.links.lanes import advertised, offered_congestion_controls
+from wancoll.peer.links.lanes import offered_congestion_controls
 from wancoll.wire import messages as m
 from wancoll.wire.framing import Decoder, encode
 from wancoll.wire.kept import Kept, counts
@@ -63,6 +63,7 @@ class Control:
         on_synced: called once the master has sent all that it knew of this daemon when it was welcomed.
         beat: gives the heartbeat of a number, with what it tells of the members.
         wallet: the daemon's key, and what it is good for; None: all is in clear.
+        relays: it is a relay.
     """
 
     def __init__(
@@ -78,9 +79,11 @@ class Control:
         on_synced: Callable[[], None],
         beat: Callable[[int], m.Heartbeat],
         wallet: Wallet | None = None,
+        *,
+        relays: bool = False,
     ) -> None:
         self._config, self._daemon, self._incarnation = config, daemon, incarnation
-        self._ended = ended
+        self._ended, self._relays = ended, relays
         self._masters = Masters(config.master.split(","))
         self._hint = ""  # who leads, in the words of the standby that was asked last
         self._data_socket, self._wallet = data_socket, wallet
@@ -104,6 +107,7 @@ class Control:
         self.lost = trio.Event()  # set while there is no master
         self.lost.set()
         self.addresses: list[str] = []
+        self._hints: list[str] = []
         self._heard_at = self._welcomed_at = 0.0
         self.commit_lease = CommitLease(clock.awake_or_asleep())
         self.interval = config.limits.heartbeat_interval  # seconds between heartbeats
@@ -182,6 +186,7 @@ class Control:
                 stream = Stream(sock, f"master at {address}", most, tls=tls)
                 await stream.shake_hands()
             self.addresses = advertised(self._config.advertise, self._data_socket, local_host)
+            self._hints = advertised((), self._data_socket, local_host)
             self._stream = stream
             if tls is None:
                 self._say_hello(stream)
@@ -236,6 +241,7 @@ class Control:
             package_version(), config.max_lanes, offered_congestion_controls(config.congestion_control),
             config.measure, self.term, self.master, self._dials, self._session if self.open else 0, self._heard,
             min(config.limits.master_grace, WITHOUT_END), self._ended, 2 * config.workers or resources.cores(),
+            self._hints, self._relays,
         )  # fmt: skip
 
     async def _ask_all(self, patience: float) -> None:

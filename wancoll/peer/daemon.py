@@ -46,6 +46,7 @@ from wancoll.peer.links.beside import is_own, listeners_beside
 from wancoll.peer.links.hub import LinkHub
 from wancoll.peer.links.lanes import check_congestion_control, check_interface
 from wancoll.peer.links.probes import probe
+from wancoll.peer.links.relays import Relays
 from wancoll.peer.links.traffic import Traffic
 from wancoll.peer.session import Session
 from wancoll.peer.watch.measure import Measurer
@@ -61,6 +62,7 @@ log = structlog.get_logger("wancoll.peer")
 
 MOST_CALLED = 1024  # members of which a heartbeat tells
 MOST_MOVED = 64  # links that are looked at for one
+_MOST_NEARBY = 1024  # daemons behind the same NAT
 _MOST_ENDED = 1024  # members that are gone, of which each new master is told
 _MASTER_POLL = 0.1  # seconds between looks at master_grace, only while there is no master
 
@@ -113,6 +115,10 @@ class Daemon:
             self._beat,
             wallet,
         )
+        self.relays = self.links.connector.relays = Relays(
+            name, wallet, config.limits, nursery, lambda: self.control.master_address, self.links.accept,
+            near_only=config.near_only,
+        )  # fmt: skip
         self.measurer = Measurer(self, self._is_busy)
         self.watcher = Watcher(self)
         self._nursery = nursery
@@ -125,6 +131,7 @@ class Daemon:
         self._no_master_since = self.now()
         self._no_master_reason = "no connection yet"
         self._probes = 0  # under way
+        self._relays_told = False  # by the master that is connected
         self._ended: dict[int, str] = {}  # members that are out: groups by mid, oldest first
         self.answered = trio.Event()  # once a master has taken it in
         self.ending: m.Failure | None = None  # it ends: what clients are told
@@ -322,6 +329,11 @@ class Daemon:
             self.measurer.measure(message)
         elif isinstance(message, m.AskToLeave):
             self.ask_to_leave(message)
+        elif isinstance(message, m.Relays):
+            self._relays_told = True
+            self.relays.told(message.relays)
+        elif isinstance(message, m.Nearby):
+            keep_newest(self.links.connector.nearby, message.daemon, message.addresses, _MOST_NEARBY)
         else:
             log.warning("unexpected message from the master", message=str(message)[:200])
 
@@ -364,16 +376,18 @@ class Daemon:
             failed = DialFailed(bug)
 
         with contained("a probe", lambda: ask, met):
-            failed = await probe(self.links.connector, ask.addresses, ask.daemon, ask.key, self.config.limits)
+            where = ask.addresses, ask.daemon, ask.key
+            failed = await probe(self.links.connector, *where, self.config.limits, relayed=ask.relayed)
         self._probes -= 1
         about = ask.group, ask.joiner, ask.prober, ask.target
         refused = failed is not None and failed.refused
-        self.control.send(m.ProbeResult(*about, failed is None, str(failed or "")[:4000], refused))
+        self.control.send(m.ProbeResult(*about, failed is None, str(failed or "")[:4000], refused, ask.relayed))
 
     def _master_connected(self) -> None:
         log.info("connected to the master", master=self.control.master_address)
         self.answered.set()
         self.measurer.retell()
+        self._relays_told = False
         for session in list(self.sessions):
             with session.alone("the master's return"):
                 session.run(session.member.reconnected(self.control.number, self.control.master))
@@ -405,7 +419,9 @@ class Daemon:
         session.tell(m.Slow(0, f"for the master at {self.config.master}: {self._no_master_reason}"[:4000]))
 
     def _master_synced(self) -> None:
-        """The master has told all it knows: members of the connection before are unknown to it."""
+        """The master has told all it knows: members of the connection before are unknown to it, and so are relays."""
+        if not self._relays_told:
+            self.relays.told([])
         for session in list(self.sessions):
             if session.member.epoch is not None and session.member.master_session.connection != self.control.number:
                 with session.alone("being forgotten"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Role = Literal["peer", "observer", "chaos", "admin"]
+Role = Literal["peer", "relay", "observer", "chaos", "admin"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from wancoll.trust.identity import Identity, Role
 MOST_TOKENS = 1024
 MOST_USES = 1024
 MOST_NAMES = 65536  # beyond, the name that was said longest ago is forgotten: its daemon comes back by its receipt
-_OTHERS: tuple[Role, ...] = ("observer", "chaos", "admin")  # than daemons
+_OTHERS: tuple[Role, ...] = ("relay", "observer", "chaos", "admin")  # than daemons
 _LIST = "`wancoll token list` shows what there is, and `wancoll token create` makes a new one, on the master's machine"
 
 

@@ -33,7 +33,7 @@ from wancoll.limits import DEFAULT, counted, keep_newest
 from wancoll.wire import messages as m
 from wancoll.wire.epochs import brief
 from wancoll_master.core import counting, losses, reserved
-from wancoll_master.core.paths import measuring, probing
+from wancoll_master.core.paths import measuring, probing, ways
 from wancoll_master.core.ready import Announce, Former, Used
 from wancoll_master.core.state import Closing, Group, Member, Step, clip, names, several, weight
 from wancoll_master.plan import planning
@@ -217,8 +217,10 @@ def _plan(step: Step, group: Group, *, free: bool) -> m.Plan:
         step.record(group, "plan", line)
     present = {member.mid: member for member in group.members}
     group.members = [present[mid] for mid in found.order]
-    group.planned = found.planned
-    return structs_replace(found.planned.plan, collectors="members" if _may_vote(step, group) else "master")
+    before = group.planned.plan if group.planned is not None else None
+    plan = structs_replace(found.planned.plan, ways=ways.of(step, group.members, before))
+    group.planned = replace(found.planned, plan=plan)
+    return structs_replace(plan, collectors="members" if _may_vote(step, group) else "master")
 
 
 def _may_vote(step: Step, group: Group) -> bool:
@@ -274,7 +276,7 @@ def _form(step: Step, group: Group) -> bool:
         return False
     if reserved.held(step, group) or len(group.joining) < reserved.wanted(step, group):
         return False
-    if measuring.waits_until(step, group) > step.now:
+    if not probing.settled(step, group) or measuring.waits_until(step, group) > step.now:
         return False
     if any(joiner.daemon.away for joiner in group.joining):
         return False  # it comes back or is evicted, soon
@@ -284,6 +286,7 @@ def _form(step: Step, group: Group) -> bool:
     step.state.alone = {name: until for name, until in step.state.alone.items() if until > step.now}
     for member in group.members:
         member.in_epoch = True
+        member.probes.clear()
     _next_epoch(step, group, f"the group has formed: {names(group.members)}", free=True)
     return True
 

@@ -34,8 +34,9 @@ _OF_A_DAEMON = Rule(("peer",))
 
 # By message. docs/security.md shows the same.
 TABLE: dict[type, Rule] = {
-    m.Hello: Rule(("peer",), name=lambda hello: hello.daemon),
-    m.Heartbeat: _OF_A_DAEMON,
+    m.Hello: Rule(("peer", "relay"), name=lambda hello: hello.daemon),
+    m.AtRelay: Rule(("peer",), name=lambda at: at.daemon),
+    m.Heartbeat: Rule(("peer", "relay")),
     m.Stopping: _OF_A_DAEMON,
     m.LinkReport: _OF_A_DAEMON,
     **dict.fromkeys((m.Join, m.AskPlace, m.Leave, m.Report, m.Vote, m.Mismatch), _OF_A_GROUP),
@@ -43,7 +44,7 @@ TABLE: dict[type, Rule] = {
     **dict.fromkeys((m.P2PCall, m.P2PDone, m.ProbeResult), _OF_A_GROUP),
     m.Ended: Rule(("peer",), lambda ended: {group for group, _ in ended.members}),
     m.StatusRequest: Rule(("peer", "observer", "chaos")),  # the answer tells of its groups alone
-    m.AskElection: _OF_A_DAEMON,
+    m.AskElection: Rule(("peer", "relay")),
     m.Arm: Rule(("chaos",)),
     m.Evict: Rule((), _its_group),
     m.AskToLeave: Rule((), _its_group),

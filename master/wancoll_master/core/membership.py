@@ -60,7 +60,7 @@ from wancoll_master.core.liveness import (
 )
 from wancoll_master.core.liveness.suspicion import suspected
 from wancoll_master.core.may import Refusal, may
-from wancoll_master.core.paths import announced, flows, measuring, probing
+from wancoll_master.core.paths import announced, flows, measuring, probing, ways
 from wancoll_master.core.ready import (
     WATCHED,
     Disconnected,
@@ -95,6 +95,7 @@ def new_state(
     holds: bool = False,
     lost_journal: bool = False,
     announce: Sequence[str] = (),
+    own_relay: bool = False,
 ) -> State:
     """The state of a master that starts *now*; *floor* (highest epoch used), *next_mid*, *used* are its journal's.
 
@@ -120,6 +121,7 @@ def new_state(
         elected_by=elected_by,
         lost_journal=lost_journal,
         announce=tuple(announce),
+        own_relay=own_relay,
     )
 
 
@@ -216,6 +218,8 @@ def _first_message(step: Step, event: Received) -> None:
         try:
             m.check_protocol(message)
             announced.check(message.addresses, event.source, step.state.announce)
+            announced.check(message.hints, "")
+            _check_relay(step, event, message)
         except ProtocolError as bad:
             newcomer = not (message.master or message.term)  # for it no wait makes that right
             step.close(conn, f"this connection {bad}", final=newcomer)
@@ -224,6 +228,19 @@ def _first_message(step: Step, event: Received) -> None:
         _hello(step, event, message)
     else:
         raise ProtocolError("did not introduce itself", expected="Hello first", got=type(message).__name__)
+
+
+def _check_relay(step: Step, event: Received, hello: m.Hello) -> None:
+    """Raise ProtocolError where one is a relay that may not be one, or must be."""
+    role = event.identity.role if event.identity is not None else ""
+    if role != "admin" and hello.relays != (role == "relay"):
+        raise ProtocolError(
+            "wants to be " + ("a relay" if hello.relays else "a daemon"), expected=f"what its token is for: a {role}",
+            hint="`wancoll token create --role relay` is for `wancoll relay`, without --role for `wancoll peer`",
+        )  # fmt: skip
+    others = [one for one in step.state.relays if one.name != hello.daemon]
+    if hello.relays and len(others) + step.state.own_relay >= m.MOST_RELAYS:
+        raise ProtocolError("is one relay too many for this master", expected=f"at most {m.MOST_RELAYS}")
 
 
 def _hello(step: Step, event: Received, hello: m.Hello) -> None:
@@ -259,10 +276,13 @@ def _hello(step: Step, event: Received, hello: m.Hello) -> None:
         version=hello.version,
         cores=hello.cores,
         key=event.identity.key if event.identity is not None else b"",
+        source=event.source,
+        hints=list(hello.hints),
     )
     state.connections[conn] = state.daemons[daemon.name] = daemon
     step.alarm(step.now + step.limits.heartbeat_timeout)
     step.send(conn, presence.welcome(step, daemon))
+    ways.comes(step, daemon, is_relay=hello.relays)
     for evicted in losses.tell_fates(step, daemon):
         losses.remember(step, evicted)  # it may report before it hears this
     where = ", ".join(daemon.addresses)
@@ -409,6 +429,7 @@ def _join(step: Step, daemon: Daemon, join: m.Join) -> None:
     step.record(group, "joined", f"{member.name} of daemon {daemon.name} as {mid}; {waits}")
     if group.rebuild is not None:
         rebuilding.consider(step, group)
+    ways.tell_nearby(step, group, daemon)
     measuring.ask_round_trips(step, group, daemon)
     probing.ensure_probes(step, group)
     step.touch(group)

@@ -67,6 +67,8 @@ class Daemon:
     members: dict[int, Member] = field(default_factory=dict)  # by mid, joining ones too
     reported: set[int] = field(default_factory=set)  # mids of members of an earlier master, let in to a rebuild
     flows: dict[str, Flow] = field(default_factory=dict)  # by the other daemon's name, while somebody looks
+    source: str = ""  # the address that its connection comes from, where it is looked at
+    hints: list[str] = field(default_factory=list)  # local addresses behind a NAT, for others behind that one
 
     @property
     def groups(self) -> list[Group]:
@@ -81,7 +83,7 @@ class Daemon:
 
 @dataclass(slots=True)
 class ProbePair:
-    """Whether a joiner or *member*'s daemon has dialled the other: one way is enough for a link.
+    """Whether a joiner or *member*'s daemon has dialled the other: one way is enough for a link, also by a relay.
 
     A pair that is not *asked* waits at *deadline* for a silent daemon to be heard again or to be given up.
     """
@@ -91,6 +93,7 @@ class ProbePair:
     deadline: float = inf
     ok: bool = False
     failed: dict[int, str] = field(default_factory=dict)  # by the prober's mid: why it reached nobody
+    direct: str = ""  # why neither can dial the other: they are asked to go through a relay
 
 
 @dataclass(frozen=True, slots=True)
@@ -454,6 +457,9 @@ class State:
     deaf_until: float = -inf  # until then nobody is evicted for silence: it is the master that hears nobody
     measures: Measures = field(default_factory=Measures)
     asked: Pairs[Asked] = field(default_factory=Pairs)  # who, about the path to whom
+    dials: Pairs[bool] = field(default_factory=Pairs)  # whether who can dial whom, as probes have found
+    relays: dict[Daemon, None] = field(default_factory=dict)  # those of the daemons that are relays
+    own_relay: bool = False  # this master is one, too
     # By group ("": a daemon) and name, oldest first: whether who was last asked to leave has left in order since.
     leaves: dict[tuple[str, str], bool] = field(default_factory=dict)
 

@@ -74,6 +74,7 @@ class Daemon(Protocol):
 
     name: str
     addresses: list[str]
+    hints: list[str]
     site: str
     lanes: int
     max_lanes: int
@@ -315,12 +316,17 @@ def _median(values: list[float], nothing: float) -> float:
 
 def near(one: Daemon, other: Daemon) -> bool:
     """Whether the daemons are on one machine: no path between them is measured."""
-    return one is other or "" != machine(one.addresses) == machine(other.addresses)
+    return one is other or "" != _machine(one) == _machine(other)
+
+
+def _machine(daemon: Daemon) -> str:
+    """The host that it is at, behind a NAT by its own address, too; "": it is at several."""
+    return " ".join(filter(None, (machine(daemon.addresses), machine(daemon.hints) if daemon.hints else "")))
 
 
 def _place(daemon: Daemon) -> str:
     """Its machine; where that is not known it is alone in a place of its own."""
-    return machine(daemon.addresses) or daemon.name
+    return _machine(daemon) or daemon.name
 
 
 def sites_of(daemons: Sequence[Daemon]) -> list[str]:
@@ -328,7 +334,7 @@ def sites_of(daemons: Sequence[Daemon]) -> list[str]:
 
     Where all are on one machine it is no site.
     """
-    hosts = [machine(daemon.addresses)[:SITE_LENGTH] for daemon in daemons]
+    hosts = [_machine(daemon)[:SITE_LENGTH] for daemon in daemons]
     beside = Counter(hosts)
     shared = {host for host in beside if beside[host] > 1} if len(beside) > 1 else set()
     return [daemon.site or (host if host in shared else "") for daemon, host in zip(daemons, hosts, strict=True)]
@@ -336,7 +342,7 @@ def sites_of(daemons: Sequence[Daemon]) -> list[str]:
 
 def is_local(members: Sequence[Member]) -> bool:
     """Whether all members are on one machine: nothing is measured there, and nothing to be planned."""
-    hosts = {machine(member.daemon.addresses) for member in members}
+    hosts = {_machine(member.daemon) for member in members}
     return len(hosts) == 1 and "" not in hosts
 
 

@@ -24,7 +24,7 @@ token = App(name="token", help="Make, show and revoke the tokens that daemons jo
 @token.command
 def create(
     *,
-    role: Literal["peer", "observer", "chaos", "admin"] = "peer",
+    role: Literal["peer", "relay", "observer", "chaos", "admin"] = "peer",
     name: str = "",
     group: Annotated[tuple[str, ...], Parameter(negative=())] = (),
     uses: int = 0,
@@ -35,7 +35,7 @@ def create(
     """Make a token and print it. Its secret is shown this once; the master keeps a hash.
 
     Args:
-        role: What it is for: a daemon, `wancoll status`, `wancoll chaos`, or looking after tokens, too.
+        role: What it is for: a daemon, `wancoll relay`, `wancoll status`, `wancoll chaos`, or looking after tokens.
         name: The only name that its daemon may have. Empty: any that is free.
         group: A group that it may join. Repeat it; none: all groups.
         uses: How many daemons may join with it; one that comes back is not counted again. 0: any number.

@@ -219,8 +219,8 @@ def way(one: Way, *, instead: str = "") -> Finding:
     if one.problem:
         return Finding(
             WARN, "lanes", f"{one.daemon} at {one.address}: {one.problem}",
-            "nothing, if `wancoll doctor` there reaches the daemon here; else open that port (--listen), or let it "
-            "announce another address (--advertise)",
+            "nothing, if a relay is here, or `wancoll doctor` there reaches the daemon here; else open that port "
+            "(--listen), or let it announce another address (--advertise)",
         )  # fmt: skip
     told = f"{one.daemon} at {one.address}: {1e3 * one.rtt:.1f} ms, MTU {one.mtu or '?'}, MSS {one.mss}"
     if one.swallowed:
@@ -243,6 +243,14 @@ def pair(source: str, target: str, kind: str, why: str) -> Finding:
         FAIL if kind == "unreachable" else WARN, "members", f"{source} -> {target} {kind}: {why}",
         "one of the two must reach the other: run `wancoll doctor` on both machines",
     )  # fmt: skip
+
+
+def relayed(pair: str, relays: Sequence[str]) -> Finding:
+    """Two members that need a relay, which costs a detour and somebody's line."""
+    ways = "forward a port to one of them (--advertise), for a direct way"
+    if relays:
+        return Finding(OK, "members", f"{pair}, relayed by {' or else '.join(relays)}", ways)
+    return Finding(FAIL, "members", f"{pair}: they need a relay, and none is here", f"start it again; or {ways}")
 
 
 def measured(source: str, target: str, rtt: float, loss: float) -> Finding:

@@ -39,7 +39,7 @@ def peer(
     """
     from wancoll.cli.running import logs, service
 
-    _hide_token(config.join)
+    hide_token(config.join)
     logs.configure(log_level, log_format)
     for each in config.advertise:
         split_address(each, what="--advertise", default_port=0)
@@ -66,7 +66,7 @@ def peer(
     return EXIT_ASKED_TO_LEAVE if any(asked) else 0
 
 
-def _hide_token(join: str) -> None:
+def hide_token(join: str) -> None:
     """Start this process again with the token in its environment, if it is an argument: others may read arguments."""
     arguments = [one for one in sys.orig_argv if join not in (one, one.removeprefix("--join="))]
     if join[:1] in ("", "@", "-") or len(arguments) == len(sys.orig_argv):

@@ -72,6 +72,7 @@ class MemberLinks:
     neighbours: frozenset[int] = frozenset()
     spares: frozenset[int] = frozenset()
     needed: set[tuple[int, int]] = field(default_factory=set)  # further links that this epoch's ops need
+    ways: dict[int, tuple[bool, bool]] = field(default_factory=dict)  # see Plan.ways: is it ours to dial, by a relay
     dialled: int = 0  # sets dialled so far, over all links: a link that is forgotten and made again goes on counting
     round: int = 0  # of the epoch (C12)
 
@@ -110,6 +111,7 @@ class Link:
     accepted: int = 0  # the newest set dialled from there, by its count
     dialled_at: float = 0.0  # when a set was last dialled from here
     generation: int = 0  # then: its number
+    by_relay: bool = False  # and whether it went through a relay
     welcomed: set[int] = field(default_factory=set)  # lanes of their set that were let in
     attached: set[int] = field(default_factory=set)
     connections: dict[int, int] = field(default_factory=dict)  # by lane, of those that had more than one: the newest
@@ -118,9 +120,15 @@ class Link:
     restored_at: float = -inf  # when the last one that was lost came up again
     raised_at: float | None = None  # since when it is on its way up, or was last said to be out of reach
     pause: float = 0.0  # after the next dial that fails
+    failures: int = 0  # dials that have failed in a row: where nothing is known each other one goes through a relay
     rests_until: float = -inf  # it broke as soon as it was up
     due: float = inf  # when its state is looked at again
     reason: str = ""  # why it is not up
+
+    @property
+    def relayed(self) -> bool:
+        """Whether the plan says that it goes through a relay."""
+        return self.owner.ways.get(self.other.mid, (False, False))[1]
 
     @property
     def up(self) -> bool:
@@ -128,9 +136,16 @@ class Link:
         return self.state is State.up
 
     @property
-    def younger(self) -> bool:
-        """Whether this member is, which dials where the link is agreed."""
-        return self.owner.mid > self.other.mid
+    def leads(self) -> bool:
+        """Whether this end dials where the link is agreed: the younger, unless only the elder can reach the other."""
+        dials, _ = self.owner.ways.get(self.other.mid, (self.owner.mid > self.other.mid, False))
+        return dials
+
+    @property
+    def one_way(self) -> bool:
+        """Whether only the end that leads can reach the other."""
+        _, relayed = self.owner.ways.get(self.other.mid, (False, True))
+        return not relayed
 
     @property
     def neighbour(self) -> bool:
@@ -301,6 +316,7 @@ class Dial(Struct, frozen=True):
     number: int
     other: m.MemberInfo
     hellos: tuple[m.LaneHello, ...]
+    relayed: bool = False  # through a relay, if one is known
 
 
 class Welcome(Struct, frozen=True):
@@ -368,6 +384,16 @@ Command = OpenLink | MoveLink | CloseLink | Dial | Welcome | Refuse | Told
 def lanes_of(plan: m.Plan) -> int:
     """Connections of a set: as many as the plan says carry data, and the last one is for notes."""
     return plan.lanes + 1
+
+
+def ways_of(epoch: m.Epoch) -> dict[int, tuple[bool, bool]]:
+    """The plan's ways of the epoch's member, by the other's mid: whether it is its turn to dial, and by a relay."""
+    found = {}
+    for one, other, relayed in epoch.plan.ways:
+        if epoch.to in (one, other):
+            there = other if epoch.to == one else one
+            found[there] = (epoch.to > there if relayed else epoch.to == one), relayed
+    return found
 
 
 def wire_plan(epoch: m.Epoch) -> int:
@@ -491,7 +517,7 @@ class Links:
         rebuild = before is not None and wire_plan(before) != wire_plan(epoch)
         paced = before is not None and before.plan.pacing != epoch.plan.pacing
         owner.mid, owner.epoch, owner.neighbours, owner.spares = epoch.to, epoch, event.neighbours, event.spares
-        owner.round = event.round
+        owner.round, owner.ways = event.round, ways_of(epoch)
         owner.needed.clear()
         present = {member.mid for member in epoch.members}
         for link in list(owner.links.values()):
@@ -571,7 +597,7 @@ class Links:
             link.restored_at = now
             self._plan_restore(link, now)
         elif len(link.attached) == lanes_of(link.owner.epoch.plan):
-            link.state, link.changed_at = State.up, now
+            link.state, link.changed_at, link.failures = State.up, now, 0
             link.raised_at, link.due = None, inf
             _tell_up(link.owner, link.channel, out)
 
@@ -616,7 +642,7 @@ class Links:
             link.connections[lane] = link.connections.get(lane, 1) + 1
         link.dialled_again |= lanes
         self._plan_restore(link, now)
-        out.append(Dial(link.number, link.other, self._hellos(link, sorted(lanes))))
+        out.append(Dial(link.number, link.other, self._hellos(link, sorted(lanes)), link.by_relay))
 
     def _lose(self, link: Link, reason: str, now: float, out: list[Command]) -> None:
         """The set is of no use any more: another one is made, if the link is wanted."""
@@ -665,7 +691,7 @@ class Links:
         assert link.raised_at is not None
         if link.state is State.accepting:
             link.due = self._patience(now)
-        elif link.agreed and not link.younger and now < self._patience(link.raised_at):
+        elif (link.agreed or link.one_way) and not link.leads and now < self._patience(link.raised_at):
             link.state, link.due = State.awaited, self._patience(link.raised_at)
         elif now < link.rests_until:
             link.state, link.due = State.pausing, link.rests_until
@@ -679,8 +705,9 @@ class Links:
         epoch = self._begin(link, State.dialling, out)
         link.owner.dialled += 1
         link.generation, link.dialled_at = link.owner.dialled, now
+        _, link.by_relay = link.owner.ways.get(link.other.mid, (True, link.failures % 2 == 1))
         lanes = range(lanes_of(epoch.plan))
-        out.append(Dial(link.number, link.other, self._hellos(link, lanes)))
+        out.append(Dial(link.number, link.other, self._hellos(link, lanes), link.by_relay))
 
     def _hellos(self, link: Link, lanes: Iterable[int]) -> tuple[m.LaneHello, ...]:
         epoch = link.owner.epoch
@@ -697,6 +724,7 @@ class Links:
         if link.state in (State.accepting, State.awaited):
             self._try(link, now, out)
         else:
+            link.failures += link.ours
             link.state, link.due = State.pausing, now + self._pause(link)
 
     def _tell_late(self, link: Link, reason: str, now: float, out: list[Command]) -> None:
@@ -704,7 +732,7 @@ class Links:
         assert link.raised_at is not None
         link.reason = reason
         late = now - link.raised_at >= self._limits.link_timeout and link.needed
-        if late and (link.younger or link.agreed):  # else the younger end may succeed where this one does not
+        if late and (link.leads or link.agreed):  # else the younger end may succeed where this one does not
             out.append(LinkUnreachable(link.owner, link.other, link.channel, reason))
             link.raised_at = now
             if link.channel == P2P:
@@ -768,7 +796,7 @@ class Links:
         The younger's does, but not for ever: an elder that dials has no link. So one that has been up here for a while
         is lost at the other end, and one of which nothing has come through for as long may never do.
         """
-        if not (link.number and link.ours and link.younger):
+        if not (link.number and link.ours and link.leads):
             return False
         since = link.changed_at if link.up else link.dialled_at
         return now < self._patience(since) or (bool(link.attached) and not link.up)

@@ -24,6 +24,7 @@ from wancoll.net.tls import explained
 from wancoll.net.wallet import Wallet
 from wancoll.peer.core.paths.tcpinfo import TCP_INFO_BYTES, TcpInfo, parse_tcp_info
 from wancoll.peer.links import beside
+from wancoll.peer.links.relays import Relays
 from wancoll.wire import messages as m
 from wancoll.wire.framing import begins_tls, encode
 
@@ -37,6 +38,7 @@ _WHY = {  # of the engine's and OpenSSL's words between daemons, what there is t
     "without a close notify": "the connection was cut: that daemon has ended, or its log says why",
 }
 _HELLO_BYTES = 4096  # more than TLS begins with
+_NEARBY_SECONDS = 0.5  # for a daemon in the same local network, if it is in that one, to answer
 _FULL_PACKET = 64 * KIB  # bytes that are read of it, at most
 
 
@@ -245,6 +247,8 @@ class Connector:
 
     def __init__(self, wallet: Wallet | None = None, *, near_only: bool = False, uplinks: Sequence[str] = ()) -> None:
         self._near_only, self._uplinks = near_only, deque(uplinks)
+        self.relays: Relays | None = None
+        self.nearby: dict[str, list[str]] = {}  # by daemon: local addresses of those behind the same NAT
         self._sealing = (Seals(wallet.key.certificate(), wallet.key.pem), wallet) if wallet is not None else None
 
     async def open(self, addresses: Sequence[str], within: float) -> trio.SocketStream:
@@ -252,20 +256,37 @@ class Connector:
         self._uplinks.rotate(-1)
         return await dial(addresses, within, near_only=self._near_only, uplinks=tuple(self._uplinks))
 
-    async def dial(self, addresses: Sequence[str], key: bytes, within: float, *, near: str = "") -> Connection:
-        """Connect to a daemon, which proves its public *key* where connections are sealed.
+    async def dial(
+        self,
+        addresses: Sequence[str],
+        key: bytes,
+        within: float,
+        *,
+        daemon: str = "",
+        near: bool = False,
+        relayed: bool = False,
+    ) -> Connection:
+        """Connect to *daemon*, which proves its public *key* where connections are sealed.
 
-        *near*: its name, to connect beside its port, on this machine, and nowhere else.
+        *near*: beside its port, on this machine, and nowhere else. *relayed*: through a relay, if one is known.
 
         Raises:
             DialFailed: it did not come through.
         """
         if near:
-            stream = await beside.connect_beside(near, addresses)
+            stream = await beside.connect_beside(daemon, addresses)
             if stream is None:
-                raise DialFailed(f"{near} does not listen on this machine")
-        else:
-            stream = await self.open(addresses, within)
+                raise DialFailed(f"{daemon} does not listen on this machine")
+            return await self._shake_hands(stream, addresses, key)
+        if relayed and self.relays:
+            return await self._shake_hands(await self.relays.dial(daemon, within), addresses, key)
+        if local := self.nearby.get(daemon):
+            with contextlib.suppress(DialFailed, trio.TooSlowError), trio.fail_after(_NEARBY_SECONDS):
+                return await self._shake_hands(await self.open(local, within), local, key)
+        return await self._shake_hands(await self.open(addresses, within), addresses, key)
+
+    async def _shake_hands(self, stream: trio.SocketStream, addresses: Sequence[str], key: bytes) -> Connection:
+        """The connection, once the other end has proved its key. Raises DialFailed: it has not."""
         if self._sealing is None:
             return Connection(stream)
         seals, wallet = self._sealing

@@ -57,6 +57,7 @@ class WatchedLink(NamedTuple):
     addresses: list[str]  # of that daemon
     lanes: int
     pacing: int = 0  # the plan's pace of a lane, bytes per second; 0: none
+    relayed: bool = False  # by the plan: its lanes' round trips are those to a relay
 
 
 class LinkHub:
@@ -103,7 +104,9 @@ class LinkHub:
     def open_links(self) -> list[WatchedLink]:
         """Those in the engine, for measurements."""
         return [
-            WatchedLink(number, link.other.daemon, link.other.addresses, epoch.plan.lanes, epoch.plan.pacing)
+            WatchedLink(
+                number, link.other.daemon, link.other.addresses, epoch.plan.lanes, epoch.plan.pacing, link.relayed
+            )
             for number, link in self._up().items()
             if (epoch := link.owner.epoch) is not None
         ]
@@ -345,14 +348,21 @@ class LinkHub:
         """
         if self._is_near(what.number):
             try:
-                return await self._greet(what, hello, what.other.daemon)
+                return await self._greet(what, hello, near=True)
             except DialFailed as bad:
                 log.debug("not on this machine", other=what.other.name, reason=str(bad))
-        return await self._greet(what, hello, "")
+        return await self._greet(what, hello, near=False)
 
-    async def _greet(self, what: core.Dial, hello: m.LaneHello, near: str) -> tuple[Connection, m.LaneWelcome]:
+    async def _greet(self, what: core.Dial, hello: m.LaneHello, *, near: bool) -> tuple[Connection, m.LaneWelcome]:
         other, who = what.other, f"{what.other.name} at {what.other.addresses[0]}"
-        connection = await self.connector.dial(other.addresses, other.key, self._limits.connect_timeout, near=near)
+        connection = await self.connector.dial(
+            other.addresses,
+            other.key,
+            self._limits.connect_timeout,
+            daemon=other.daemon,
+            near=near,
+            relayed=what.relayed,
+        )
         try:
             hello = replace(hello, checksums=self._config.checksum and not connection.checks)
             answer = await greet(connection, hello, who)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Sequence
 from typing import Any
 
 import trio
 
 from wancoll.errors import ConfigError, ProtocolError
 from wancoll.limits import KIB, Limits
-from wancoll.local import join_address, split_address
 from wancoll.net.dial import DialFailed, read_frame
 from wancoll.peer.links.beside import is_beside
 from wancoll.peer.links.connections import Connection
@@ -102,12 +100,3 @@ async def greet(connection: Connection, hello: m.LaneHello | m.ProbeHello, who: 
     if isinstance(hello, m.LaneHello) and hello.checksums and not answer.checksums:
         raise DialFailed(f"{who} refused checksums")
     return answer
-
-
-def advertised(advertise: Sequence[str], bound: socket.socket, local_host: str) -> list[str]:
-    """Addresses for others to dial: what the user said, else what is bound, else the interface towards the master."""
-    host, port = bound.getsockname()[:2]
-    if advertise:
-        return [join_address(*split_address(text, what="--advertise", default_port=port)) for text in advertise]
-    wildcard = host in ("0.0.0.0", "::", "")
-    return [join_address(local_host.removeprefix("::ffff:") if wildcard else host, port)]

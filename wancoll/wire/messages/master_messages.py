@@ -11,6 +11,7 @@ from wancoll.wire.messages.client_messages import AskToLeave, Ok
 from wancoll.wire.messages.epoch_messages import Epoch, EpochChange
 from wancoll.wire.messages.fields import Addresses, Bits, Calls, First, Message, Name, Number, Real, Text
 from wancoll.wire.messages.peer_messages import UpdateOutcome
+from wancoll.wire.messages.relay_messages import Nearby, Relays
 from wancoll.wire.messages.status_messages import EvictAnswer, Status
 from wancoll.wire.messages.trust_messages import Admitted, Challenge, KeyInEpoch, KeysAre, Tokens
 
@@ -172,6 +173,7 @@ class Probe(Message, frozen=True):
     daemon: Name  # who should answer there
     addresses: Addresses
     key: KeyInEpoch = b""  # its public key
+    relayed: bool = False  # through a relay, and not directly
 
 
 class MeasureLink(Message, frozen=True):
@@ -181,6 +183,7 @@ class MeasureLink(Message, frozen=True):
     addresses: Addresses
     nbytes: Number
     key: KeyInEpoch = b""  # its public key
+    relayed: bool = False  # as in Probe
 
 
 class StandsBy(Message, frozen=True):
@@ -203,5 +206,5 @@ _OfEpoch = Commit | Epoch | EpochChange | Abort | Resumed | Updated | Evicted
 _OfMember = Joined | Refused | ContributeZeros | Matched | Settled | Waited | Redial
 ToMember = _OfEpoch | _OfMember  # all have a group
 AnswersOfTrust = Tokens | KeysAre
-_ToDaemon = Welcome | StandsBy | Bye | Pong | Probe | MeasureLink | AskToLeave
+_ToDaemon = Welcome | StandsBy | Bye | Pong | Probe | MeasureLink | AskToLeave | Relays | Nearby
 FromMaster = ToMember | _ToDaemon | Challenge | Admitted | AnswersOfTrust | Status | EvictAnswer | Ok

@@ -9,7 +9,21 @@ from msgspec import Meta
 from wancoll.collective import Descriptor, Label
 from wancoll.wire.messages.client_messages import Arm, AskToLeave
 from wancoll.wire.messages.epoch_messages import Plan, Void
-from wancoll.wire.messages.fields import Addresses, Bits, First, Message, Name, Number, Real, Seconds, Site, Text, World
+from wancoll.wire.messages.fields import (
+    Address,
+    Addresses,
+    Bits,
+    First,
+    Message,
+    Name,
+    Number,
+    Real,
+    Seconds,
+    Site,
+    Text,
+    World,
+)
+from wancoll.wire.messages.relay_messages import AtRelay
 from wancoll.wire.messages.status_messages import Evict, StatusRequest
 from wancoll.wire.messages.trust_messages import AboutTrust, Signed
 
@@ -34,6 +48,8 @@ class Hello(First, frozen=True):
     master_grace: Seconds = 0.0  # for so long its members go on without a master (C8); 0: as long as the master's own
     ended: Annotated[list[Bits], Meta(max_length=256)] = []  # incarnations whose processes have ended, on its machine
     cores: Annotated[int, Meta(ge=0, le=1 << 16)] = 0  # of processors that it may use; 0: not stated
+    hints: Annotated[list[Address], Meta(max_length=8)] = []  # its local addresses, for daemons behind the same NAT
+    relays: bool = False  # it is a relay, and has no clients
 
 
 class AskElection(First, frozen=True):
@@ -313,6 +329,7 @@ class ProbeResult(Message, frozen=True):
     ok: bool
     reason: Text
     refused: bool = False  # nobody listens there: its process has ended
+    relayed: bool = False  # as in Probe
 
 
 class LinkMeasure(Message, frozen=True):
@@ -338,6 +355,6 @@ _OfPlace = Join | AskPlace | Leave | Report
 _OfEpoch = (
     Vote | LinkDown | Waits | Mismatch | GiveUp | CalledWithGrace | Frozen | Differs | Written | P2PCall | P2PDone
 )
-_Asked = StatusRequest | AskElection | Evict | AskToLeave | Arm | AboutTrust
+_Asked = StatusRequest | AskElection | Evict | AskToLeave | Arm | AboutTrust | AtRelay
 FromPeer = _OfEpoch | _OfDaemon | _OfPlace | _Asked
 SaidToMaster = FromPeer | Signed  # over TLS Signed comes first, and alone

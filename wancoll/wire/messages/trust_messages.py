@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from wancoll.wire.messages.fields import First, Message, Name, Number, Seconds, Text
 
-Role = Literal["peer", "observer", "chaos", "admin"]
+Role = Literal["peer", "relay", "observer", "chaos", "admin"]
 RECEIPT_BYTES = 12 * 1024  # one for 64 groups with long names
 PublicKey = Annotated[bytes, Meta(min_length=32, max_length=32)]  # Ed25519
 KeyInEpoch = Annotated[bytes, Meta(max_length=32)]  # the same; b"": in clear nobody has one

@@ -11,8 +11,11 @@ import contextlib
 import ipaddress
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from wancoll.errors import ConfigError, ProtocolError
 from wancoll.local import join_address, split_address
+from wancoll.wire import messages as m
 
 ANY = "any"
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -42,6 +45,29 @@ def check(addresses: Sequence[str], source: str, allowed: Sequence[str] = ()) ->
                 "connect(peer_options=[...]) of a process that starts its own); or the master with --announce NETWORK "
                 "for addresses that daemons may announce beside",
             )
+
+
+def settled(hello: m.Hello, source: str, allowed: Sequence[str] = ()) -> m.Hello:
+    """What a daemon behind a NAT means, whose connection comes from *source* ("": not looked at).
+
+    Its own addresses are hints for those beside it. To others it is at *source*, in case its port is forwarded.
+    """
+    hints = [one for one in hello.hints if source and _is_local(one, source)]
+    addresses = list(hello.addresses)
+    if hints and addresses == hello.hints:  # it was not told what to announce
+        ports = [port for host, port in map(split_address, hints) if not _is_its_own(host, source, allowed)]
+        addresses = [join_address(source, port) for port in ports] or addresses
+    return replace(hello, addresses=addresses, hints=hints)
+
+
+def _is_local(address: str, source: str) -> bool:
+    """Whether it is one of a network of its own, and not *source* itself: no name, and nothing that all can dial."""
+    try:
+        host, port = split_address(address)
+    except ConfigError:
+        return False
+    found = _read(host)
+    return found is not None and port > 0 and not found.is_global and found != _read(source)
 
 
 def is_name(address: str) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from wancoll.limits import MIB
 from wancoll.wire import messages as m
+from wancoll_master.core.paths import ways
 from wancoll_master.core.state import Asked, Daemon, Group, Step
 from wancoll_master.plan.planning import FAR, near
 from wancoll_master.plan.topology import SEARCHED
@@ -29,6 +30,8 @@ def ask_round_trips(step: Step, group: Group, newcomer: Daemon) -> None:
         if step.state.measures.rtt(newcomer.name, other.name) or near(newcomer, other):
             continue
         source, target = (newcomer, other) if newcomer.measures else (other, newcomer)
+        if ways.way(step, source, target) is None:
+            source, target = target, source
         if not source.measures:
             continue
         ends = source.name, target.name
@@ -36,7 +39,8 @@ def ask_round_trips(step: Step, group: Group, newcomer: Daemon) -> None:
         if asked.until <= step.now:
             asked.until = step.now + WAIT
             step.alarm(asked.until)
-            step.send(source.conn, m.MeasureLink(target.name, target.addresses, 0, target.key))
+            relayed = bool(ways.way(step, source, target))
+            step.send(source.conn, m.MeasureLink(target.name, target.addresses, 0, target.key, relayed))
         group.awaited[ends] = asked.until, False
 
 
@@ -75,14 +79,15 @@ def ask_bandwidths(step: Step, group: Group) -> None:
 
 def _ask_bandwidth(step: Step, source: Daemon, target: Daemon, nbytes: int) -> bool:
     known = step.state.measures.bandwidth(source.name, target.name)
-    if known or not source.measures or near(source, target):
+    way = ways.way(step, source, target)
+    if known or not source.measures or near(source, target) or way is None:
         return False
     ends = source.name, target.name
     asked = step.state.asked.add(ends, Asked())
     if asked.burst_at + AGAIN > step.now:
         return False
     asked.burst_at = step.now
-    step.send(source.conn, m.MeasureLink(target.name, target.addresses, nbytes, target.key))
+    step.send(source.conn, m.MeasureLink(target.name, target.addresses, nbytes, target.key, way))
     return True
 
 

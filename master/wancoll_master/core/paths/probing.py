@@ -11,42 +11,66 @@ from math import inf
 from wancoll.errors import ProtocolError
 from wancoll.wire import messages as m
 from wancoll_master.core.liveness.suspicion import UNPROBED, suspected
+from wancoll_master.core.paths import measuring, ways
 from wancoll_master.core.state import Daemon, Group, Member, ProbePair, Step, clip
+from wancoll_master.plan.planning import near
 
-_HINT = "start either daemon with --advertise HOST:PORT, where the other can dial it (or connect(peer_options=[...]))"
+HINT = (
+    "let one go between (`wancoll master --relay RATE`, or `wancoll relay`), forward a port to one of the daemons and "
+    "start it with --advertise HOST:PORT, where the other can dial it (or connect(peer_options=[...])), or use a VPN"
+)
+FEW = 8  # joiners of a group that forms, up to which all pairs are asked about
 
 
 def ensure_probes(step: Step, group: Group) -> None:
-    """Ask about every pair of joiner and member's daemon that is not asked about yet; drop pairs that ended."""
-    if not group.members:
-        return
-    present = {member.mid for member in group.members}
-    for joiner in group.joining:
-        joiner.probes = {mid: pair for mid, pair in joiner.probes.items() if mid in present}
+    """Ask about every pair of joiner and member's daemon that is not asked about yet; drop pairs that ended.
+
+    Of joiners about those pairs, too, that may not reach each other.
+    """
+    for at, joiner in list(enumerate(group.joining))[0 if group.members else -1 :]:  # others were asked when they came
+        others = group.members + _doubtful(step, group.joining, at)
+        joiner.probes = {mid: pair for mid, pair in joiner.probes.items() if mid in step.state.members}
         covered = {joiner.daemon.name, *(pair.member.daemon.name for pair in joiner.probes.values())}
-        for member in group.members:
+        for member in others:
             if member.daemon.name not in covered:
                 covered.add(member.daemon.name)
                 joiner.probes[member.mid] = pair = ProbePair(member)
                 _ask(step, joiner, pair)
 
 
+def _doubtful(step: Step, joining: list[Member], at: int) -> list[Member]:
+    """Joiners that came before the one *at* that place and may not be reached: behind a NAT, or where relays are.
+
+    All of few, else those that came 1, 2, 4, 8, ... before.
+    """
+    places = range(at) if at < FEW else [at - (1 << i) for i in range(at.bit_length())]
+    daemon, doubtful = joining[at].daemon, bool(ways.relays(step.state) or joining[at].daemon.hints)
+    others = [joining[place] for place in places if not near(joining[place].daemon, daemon)]
+    return [other for other in others if doubtful or other.daemon.hints]
+
+
 def result(step: Step, daemon: Daemon, message: m.ProbeResult) -> Group | None:
     """Take in a probe's result. Returns the joiner's group where its admission has to be looked at again."""
-    joiner = step.state.members.get(message.joiner)
+    members = step.state.members
+    one, other, joiner = (members.get(mid) for mid in (message.prober, message.target, message.joiner))
+    if one is not None and other is not None and one.daemon is daemon and not message.relayed:
+        ways.found(step, daemon, other.daemon, ok=message.ok)  # also where the joiner has come in meanwhile
     if joiner is None or joiner.in_epoch or joiner.group.name != message.group:
         return None
-    outward = message.prober == joiner.mid
+    group, outward = joiner.group, message.prober == joiner.mid
     pair = joiner.probes.get(message.target if outward else message.prober)
     if pair is None or not pair.asked or (not outward and message.target != joiner.mid):
         return None
     prober, target = (joiner, pair.member) if outward else (pair.member, joiner)
     if prober.daemon is not daemon:
         raise ProtocolError("answered a probe of another daemon", expected=f"daemon {prober.daemon.name}")
-    pair.ok |= message.ok
-    if not message.ok:
+    if not message.ok and message.relayed == bool(pair.direct):
         _failed(step, joiner, pair, {prober.mid: f"{_cannot_reach(prober, target)}: {message.reason}"})
-    return joiner.group
+    elif message.ok and not pair.ok:
+        pair.ok = True
+        if pair.failed or pair.direct:  # what was measured first went the wrong way
+            measuring.ask_round_trips(step, group, joiner.daemon)
+    return group
 
 
 def overdue(step: Step, group: Group) -> None:
@@ -54,6 +78,9 @@ def overdue(step: Step, group: Group) -> None:
     for joiner in list(group.joining):
         for pair in list(joiner.probes.values()):
             if pair.ok or pair.deadline > step.now:
+                continue
+            if pair.member.mid not in step.state.members:  # another joiner, which has left
+                del joiner.probes[pair.member.mid]
                 continue
             if not pair.asked and not suspected(step, pair.member.daemon, UNPROBED):
                 _ask(step, joiner, pair)
@@ -70,6 +97,12 @@ def deadline(group: Group) -> float:
     """When overdue() has something to do."""
     pairs = (pair for joiner in group.joining for pair in joiner.probes.values())
     return min((pair.deadline for pair in pairs if not pair.ok), default=inf)
+
+
+def settled(step: Step, group: Group) -> bool:
+    """Whether all is known of the pairs of a group that forms."""
+    pairs = (pair for joiner in group.joining for pair in joiner.probes.values())
+    return all(pair.ok or pair.member.mid not in step.state.members for pair in pairs)
 
 
 def refuse(step: Step, joiner: Member, reason: str, *, evicted: bool = False) -> None:
@@ -89,7 +122,7 @@ def _ask(step: Step, joiner: Member, pair: ProbePair) -> None:
     for prober, target in ((pair.member, joiner), (joiner, pair.member)):
         ask = m.Probe(
             joiner.group.name, joiner.mid, prober.mid, target.mid, target.daemon.name, target.daemon.addresses,
-            target.daemon.key,
+            target.daemon.key, bool(pair.direct),
         )  # fmt: skip
         step.send(prober.daemon.conn, ask)
 
@@ -99,7 +132,7 @@ def _failed(step: Step, joiner: Member, pair: ProbePair, why: dict[int, str]) ->
 
     Returns whether it is refused.
     """
-    if pair.ok:
+    if pair.ok or pair.member.mid not in step.state.members:
         return False
     if suspected(step, pair.member.daemon, UNPROBED):
         pair.asked = False
@@ -110,7 +143,13 @@ def _failed(step: Step, joiner: Member, pair: ProbePair, why: dict[int, str]) ->
         pair.failed.setdefault(prober, text)
     if len(pair.failed) < 2:
         return False
-    refuse(step, joiner, f"{'; '.join(pair.failed.values())}; {_HINT}")
+    text = "; ".join(pair.failed.values())
+    if not pair.direct and ways.relays(step.state):
+        pair.direct = text
+        _ask(step, joiner, pair)
+        return False
+    text = f"{pair.direct or text}{'; nor by a relay: ' + text if pair.direct else ''}; {HINT}"
+    refuse(step, joiner, text)
     return True
 
 

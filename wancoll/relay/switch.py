@@ -1,0 +1,213 @@
+"""The switch of a relay: which daemons are here, who wants to reach whom, and the splices between them.
+
+A daemon keeps one connection here, over which it has proved its key (or, in a group in clear, said its name). Whoever
+wants to reach it asks for it; both get a ticket, and open a connection each that begins with it. The two are spliced:
+their ends shake hands through the relay as if one had dialled the other, so it can read, change or fake nothing where
+lanes are sealed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import struct
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+import trio
+
+from wancoll.errors import ProtocolError
+from wancoll.limits import KIB, Limits
+from wancoll.net.listen import Handshakes, Sparing, why_ended
+from wancoll.net.stream import Stream
+from wancoll.wire import messages as m
+from wancoll.wire.framing import Decoder, encode
+
+log = structlog.get_logger("wancoll.relay")
+
+MAGIC = b"WCRELAY1"  # begins a connection with a ticket: neither TLS, nor a frame
+TICKET_BYTES = 32
+BEATS = 3  # a daemon beats so often within the silence after which it is given up
+_BUFFER = 256 * KIB  # of a splice, each way
+_MOST_TICKETS = 8192  # whose connections have not come; beyond, the oldest are void
+_MOST_SPLICES = 4096
+_RESET = struct.pack("ii", 1, 0)
+_TCP_NOTSENT_LOWAT = 25  # of Linux
+
+
+async def messages(stream: Stream, kind: Any, most: int, silence: float) -> AsyncIterator[Any]:
+    """What comes, of *kind* and up to *most* bytes each, until the stream ends or is silent for so many seconds.
+
+    Raises:
+        ProtocolError: something else comes.
+    """
+    decoder: Decoder[Any] = Decoder(kind, most, stream.who)
+    while True:
+        data = b""
+        with trio.move_on_after(silence):
+            data = await stream.receive()
+        if not data:
+            stream.ended = stream.ended or f"it was silent for {silence:g} s"
+            return
+        for message in decoder.feed(data):
+            yield message
+
+
+@dataclass(slots=True, eq=False)
+class _Pair:
+    """Two connections to be spliced: *other* is the one that came second."""
+
+    until: float
+    other: trio.SocketStream | None = None
+    met: trio.Event = field(default_factory=trio.Event)
+    over: trio.Event = field(default_factory=trio.Event)
+
+
+class Switch:
+    """Daemons that can be reached here, and the splices. *rate*: bytes per second of all splices; 0: no limit."""
+
+    def __init__(self, limits: Limits, rate: float = 0.0) -> None:
+        self._limits, self._rate, self._due = limits, rate, 0.0
+        self._here: dict[str, Stream] = {}  # daemons, by name
+        self._tickets: dict[bytes, _Pair] = {}  # oldest first
+        self._strangers = Sparing()
+        self.splices = 0  # that there are now
+        self.carried = 0  # bytes
+
+    # ---- daemons -------------------------------------------------------------------------------------
+
+    async def serve(self, daemon: str, stream: Stream) -> None:
+        """Carry out what *daemon*, which has said and proved who it is, says over *stream*, to the end of that.
+
+        Raises:
+            ProtocolError: it says what makes no sense.
+        """
+        if (before := self._here.pop(daemon, None)) is not None:
+            before.end()
+        if len(self._here) >= self._limits.daemons:
+            raise ProtocolError("is one daemon too many for this relay", who=daemon, expected=f"{self._limits.daemons}")
+        self._here[daemon] = stream
+        log.info("a daemon can be reached here", daemon=daemon)
+        beat, silence = encode(m.RelayBeat()), BEATS * self._limits.heartbeat_timeout
+        stream.send(beat)
+        try:
+            async for message in messages(stream, m.ToRelay, self._limits.handshake_bytes, silence):
+                if isinstance(message, m.RelayDial):
+                    self._dialled(stream, message)
+                else:
+                    stream.send(beat)
+        finally:
+            if self._here.get(daemon) is stream:
+                del self._here[daemon]
+                log.info("a daemon is gone", daemon=daemon, reason=stream.ended)
+
+    def _dialled(self, stream: Stream, dial: m.RelayDial) -> None:
+        """Give both ends a ticket, each its own."""
+        to, now = self._here.get(dial.to), trio.current_time()
+        full = self.splices >= _MOST_SPLICES
+        if to is None or full:
+            reason = "this relay has no room" if full else f"daemon {dial.to} is not at this relay"
+            stream.send(encode(m.RelayDialled(dial.number, reason=reason)))
+            return
+        while self._tickets and (len(self._tickets) >= _MOST_TICKETS or next(iter(self._tickets.values())).until < now):
+            del self._tickets[next(iter(self._tickets))]
+        pair, mine, theirs = _Pair(now + self._limits.connect_timeout), *(os.urandom(TICKET_BYTES) for _ in range(2))
+        self._tickets[mine] = self._tickets[theirs] = pair
+        stream.send(encode(m.RelayDialled(dial.number, mine)))
+        to.send(encode(m.RelayCalled(theirs)))
+
+    # ---- splices -------------------------------------------------------------------------------------
+
+    async def takes(self, stream: trio.SocketStream, who: str, handshakes: Handshakes) -> bool:
+        """Whether the connection, of which nothing was read, is an end of a splice: then it has been carried.
+
+        Until it has shown a ticket it is one of the port's *handshakes*.
+        """
+        sock, pair = stream.socket, None
+        try:
+            with handshakes.one(who) as scope:
+                if await sock.recv(1, socket.MSG_PEEK) != MAGIC[:1]:
+                    return False
+                head = b""
+                while len(head) < len(MAGIC) + TICKET_BYTES:
+                    if not (more := await sock.recv(len(MAGIC) + TICKET_BYTES - len(head))):
+                        return True
+                    head += more
+                pair = self._tickets.pop(head.removeprefix(MAGIC), None)
+            if pair is None:
+                reason = why_ended(scope) if scope.cancelled_caught else "no ticket of this relay's, or an old one"
+                self._strangers.say(log.info, "not spliced", who=who, reason=reason)
+                return True
+            await self._meet(pair, stream)
+        except OSError as bad:
+            self._strangers.say(log.info, "not spliced", who=who, reason=str(bad))
+        return True
+
+    async def _meet(self, pair: _Pair, stream: trio.SocketStream) -> None:
+        if pair.until < trio.current_time():
+            return
+        if pair.other is None:
+            pair.other = stream
+            with trio.move_on_at(pair.until):
+                await pair.met.wait()
+            if pair.met.is_set():
+                await pair.over.wait()
+            return
+        pair.met.set()
+        assert pair.other is not None
+        self.splices += 1
+        try:
+            await self._splice(stream.socket, pair.other.socket)
+        finally:
+            self.splices -= 1
+            pair.over.set()
+
+    async def _splice(self, one: Any, other: Any) -> None:
+        """Carry bytes both ways until both have ended, or one is broken: then the other is reset, too."""
+        patience = max(3, int(self._limits.lane_timeout))
+        keepalive = ((socket.TCP_KEEPIDLE, patience), (socket.TCP_KEEPINTVL, patience // 3), (socket.TCP_KEEPCNT, 3))
+        for sock in (one, other):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in ((socket.TCP_NODELAY, 1), (_TCP_NOTSENT_LOWAT, _BUFFER), *keepalive):
+                sock.setsockopt(socket.IPPROTO_TCP, option, value)
+        with contextlib.closing(select.epoll()) as gone:
+            for sock in (one, other):
+                gone.register(sock.fileno(), select.EPOLLRDHUP)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._end_soon, gone.fileno(), nursery.cancel_scope)
+                async with trio.open_nursery() as both:
+                    for source, to in ((one, other), (other, one)):
+                        both.start_soon(self._carry, source, to, nursery.cancel_scope)
+                nursery.cancel_scope.cancel()
+
+    async def _end_soon(self, gone: int, splice: trio.CancelScope) -> None:
+        """Once one end has closed, the other has a while to take what is left, which it may never do."""
+        await trio.lowlevel.wait_readable(gone)
+        splice.deadline = trio.current_time() + self._limits.lane_timeout
+
+    async def _carry(self, source: Any, to: Any, splice: trio.CancelScope) -> None:
+        buffer = memoryview(bytearray(_BUFFER))
+        try:
+            while count := await source.recv_into(buffer):
+                if self._rate:
+                    await self._wait_for_turn(count)
+                self.carried += count
+                left = buffer[:count]
+                while left:
+                    left = left[await to.send(left) :]
+            to.shutdown(socket.SHUT_WR)
+        except OSError:
+            for sock in (source, to):
+                with contextlib.suppress(OSError):
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            splice.cancel()
+
+    async def _wait_for_turn(self, count: int) -> None:
+        """The rate is that of all splices together: each waits behind what others have read before."""
+        at = max(self._due, trio.current_time())
+        self._due = at + count / self._rate
+        await trio.sleep_until(at)
