@@ -88,7 +88,6 @@ MAY_IMPORT = {
         *BASE,
         "wancoll.local",
         "wancoll.net",
-        "wancoll.options",
         "wancoll.relay",
         "wancoll.trust",
         "wancoll.wire",

@@ -504,8 +504,7 @@ class Server:
 
     def _introduced(self, number: int) -> bool:
         """Whether a daemon of this leader is at the other end."""
-        conn = self._connections.conn_of(number)
-        return self.state is not None and (conn in self.state.connections or conn in self.state.relays)
+        return self.state is not None and self._connections.conn_of(number) in self.state.connections
 
     async def _read(self, number: int, connection: Stream, who: str) -> str:
         """Feed the state machine until the connection ends; returns why it did."""
@@ -704,9 +703,8 @@ class Server:
             if isinstance(message, m.Signed):
                 raise ProtocolError("signs a message that is not its first, or in clear")
             source = ""
-            if isinstance(message, m.Hello | m.RelayHere):
-                source = _source(connection) if self._gate is not None else ""
             if isinstance(message, m.Hello):
+                source = _source(connection) if self._gate is not None else ""
                 message = announced.settled(message, source, self._announce)
                 if may(self._identity(number), message) is None:
                     message = await self._looked_up(message, source)

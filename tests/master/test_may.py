@@ -39,10 +39,10 @@ COMMANDS = {
     m.RotateKey,
     m.RevokeKey,
 }
-PEER_ALONE = set(MESSAGES) - COMMANDS - {m.RelayHere}
+PEER_ALONE = set(MESSAGES) - COMMANDS
 ALLOWED = {  # all that is not here is refused
     "peer": PEER_ALONE | {m.StatusRequest},
-    "relay": {m.RelayHere, m.Heartbeat, m.AskElection},
+    "relay": {m.Hello, m.Heartbeat, m.AskElection},
     "observer": {m.StatusRequest},
     "chaos": {m.StatusRequest, m.Arm},
     "admin": set(MESSAGES),

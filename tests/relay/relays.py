@@ -63,8 +63,7 @@ def relays(cluster: Cluster, nats: Nats, folder: Path, *hosts: Host) -> Iterator
     """A relay on each of these hosts."""
     running: list[RelayProcess] = []
     try:
-        for host in hosts:
-            running.append(RelayProcess(cluster, nats, host, folder))
+        running += (RelayProcess(cluster, nats, host, folder) for host in hosts)
         yield running
     finally:
         for one in running:

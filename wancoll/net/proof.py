@@ -30,7 +30,6 @@ _PURPOSES: dict[type, Purpose] = {
     m.ProbeHello: "probe",
     m.Hello: "control",
     m.AskElection: "control",
-    m.RelayHere: "control",
     m.AtRelay: "relay",
 }  # all else that is said first is for the master, by a command: "admin"
 

@@ -63,6 +63,7 @@ class Control:
         on_synced: called once the master has sent all that it knew of this daemon when it was welcomed.
         beat: gives the heartbeat of a number, with what it tells of the members.
         wallet: the daemon's key, and what it is good for; None: all is in clear.
+        relays: it is a relay.
     """
 
     def __init__(
@@ -78,9 +79,11 @@ class Control:
         on_synced: Callable[[], None],
         beat: Callable[[int], m.Heartbeat],
         wallet: Wallet | None = None,
+        *,
+        relays: bool = False,
     ) -> None:
         self._config, self._daemon, self._incarnation = config, daemon, incarnation
-        self._ended = ended
+        self._ended, self._relays = ended, relays
         self._masters = Masters(config.master.split(","))
         self._hint = ""  # who leads, in the words of the standby that was asked last
         self._data_socket, self._wallet = data_socket, wallet
@@ -238,7 +241,7 @@ class Control:
             package_version(), config.max_lanes, offered_congestion_controls(config.congestion_control),
             config.measure, self.term, self.master, self._dials, self._session if self.open else 0, self._heard,
             min(config.limits.master_grace, WITHOUT_END), self._ended, 2 * config.workers or resources.cores(),
-            self._hints,
+            self._hints, self._relays,
         )  # fmt: skip
 
     async def _ask_all(self, patience: float) -> None:

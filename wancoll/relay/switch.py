@@ -12,16 +12,15 @@ import contextlib
 import os
 import socket
 import struct
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
 import trio
 
-from wancoll.errors import ProtocolError
 from wancoll.limits import KIB, Limits
 from wancoll.net.listen import Handshakes, Sparing, why_ended
-from wancoll.net.proof import read_receipt
 from wancoll.net.stream import Stream
 from wancoll.wire import messages as m
 from wancoll.wire.framing import Decoder, encode
@@ -36,6 +35,24 @@ _MOST_TICKETS = 8192  # whose connections have not come; beyond, the oldest are 
 _MOST_SPLICES = 4096
 _RESET = struct.pack("ii", 1, 0)
 _TCP_NOTSENT_LOWAT = 25  # of Linux
+
+
+async def messages(stream: Stream, kind: Any, most: int, silence: float) -> AsyncIterator[Any]:
+    """What comes, of *kind* and up to *most* bytes each, until the stream ends or is silent for so many seconds.
+
+    Raises:
+        ProtocolError: something else comes.
+    """
+    decoder: Decoder[Any] = Decoder(kind, most, stream.who)
+    while True:
+        data = b""
+        with trio.move_on_after(silence):
+            data = await stream.receive()
+        if not data:
+            stream.ended = stream.ended or f"it was silent for {silence:g} s"
+            return
+        for message in decoder.feed(data):
+            yield message
 
 
 @dataclass(slots=True, eq=False)
@@ -72,19 +89,14 @@ class Switch:
             before.end()
         self._here[daemon] = stream
         log.info("a daemon can be reached here", daemon=daemon)
-        beat, decoder = encode(m.RelayBeat()), Decoder[m.ToRelay](m.ToRelay, self._limits.handshake_bytes, daemon)
+        beat, silence = encode(m.RelayBeat()), BEATS * self._limits.heartbeat_timeout
         stream.send(beat)
         try:
-            while True:
-                with trio.move_on_after(BEATS * self._limits.heartbeat_timeout):
-                    if data := await stream.receive():
-                        for message in decoder.feed(data):
-                            if isinstance(message, m.RelayDial):
-                                self._dialled(stream, message)
-                            else:
-                                stream.send(beat)
-                        continue
-                break
+            async for message in messages(stream, m.ToRelay, self._limits.handshake_bytes, silence):
+                if isinstance(message, m.RelayDial):
+                    self._dialled(stream, message)
+                else:
+                    stream.send(beat)
         finally:
             if self._here.get(daemon) is stream:
                 del self._here[daemon]
@@ -185,14 +197,3 @@ class Switch:
         at = max(self._due, trio.current_time())
         self._due = at + count / self._rate
         await trio.sleep_until(at)
-
-
-def may_be_here(first: m.Signed, said: m.AtRelay, masters: list[bytes]) -> None:
-    """Raise ProtocolError unless a master's receipt says that the owner of this key is the daemon that it says."""
-    found = read_receipt(first.receipt, first.key, masters)
-    if found is None or found.role != "peer" or found.name != said.daemon:
-        raise ProtocolError(
-            "is no daemon that this relay knows", who=said.daemon, expected="a peer's receipt by this relay's master",
-            got="another one, or none" if found is None else f"one of {found.name} ({found.role})",
-            hint="start it with --join and a token of the same master",
-        )  # fmt: skip

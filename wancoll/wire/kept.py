@@ -23,7 +23,7 @@ def counts(message: Any) -> bool:
         return message.number == 0
     proof = m.Challenge | m.Signed | m.Admitted  # the last is said after each Welcome
     asked = m.Status | m.StatusRequest | m.Evict | m.EvictAnswer | m.Ok | m.Arm | m.AboutTrust | m.AnswersOfTrust
-    return not isinstance(message, m.Hello | m.RelayHere | m.Welcome | m.StandsBy | m.Bye | proof | asked)
+    return not isinstance(message, m.Hello | m.Welcome | m.StandsBy | m.Bye | proof | asked)
 
 
 class Kept(Generic[T]):

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from wancoll.limits import keep_newest
 from wancoll.wire import messages as m
 from wancoll_master.core import reserved
-from wancoll_master.core.paths import measuring
+from wancoll_master.core.paths import measuring, ways
 from wancoll_master.core.ready import CAUSES
 from wancoll_master.core.state import Closing, Daemon, Group, Member, Out, Step, clip, names, several
 
@@ -89,6 +89,7 @@ def end_daemons(step: Step, ended: Mapping[Daemon, str], kind: str, *, close: bo
         if daemon.stopping:
             state.has_left("", daemon.name)
     measuring.forget(step, ended)
+    ways.forget(step, ended)
     idle = [why for daemon, why in ended.items() if not daemon.members]  # no group's event tells of them
     gone = {member: why for daemon, why in ended.items() for member in daemon.members.values()}
     lose(step, gone, kind, tell=close, cause=cause)

@@ -34,8 +34,7 @@ _OF_A_DAEMON = Rule(("peer",))
 
 # By message. docs/security.md shows the same.
 TABLE: dict[type, Rule] = {
-    m.Hello: Rule(("peer",), name=lambda hello: hello.daemon),
-    m.RelayHere: Rule(("relay",), name=lambda here: here.name),
+    m.Hello: Rule(("peer", "relay"), name=lambda hello: hello.daemon),
     m.AtRelay: Rule(("peer",), name=lambda at: at.daemon),
     m.Heartbeat: Rule(("peer", "relay")),
     m.Stopping: _OF_A_DAEMON,

@@ -147,8 +147,6 @@ def _take(this: Step, event: Event) -> None:
         try:
             if (refusal := may(event.identity, event.message)) is not None:
                 _refuse(this, daemon, event, refusal)
-            elif event.conn in state.relays:
-                ways.relay_says(this, event.conn, event.message)
             elif daemon is None:
                 _first_message(this, event)
             else:
@@ -165,11 +163,8 @@ def _take(this: Step, event: Event) -> None:
         except ProtocolError as nonsense:
             _cut_off(this, event.conn, nonsense)
     elif isinstance(event, Disconnected):
-        ways.relay_gone(this, event.conn, event.reason)
         presence.disconnected(this, event)
     elif isinstance(event, SentAway):
-        for conn, why in event.reasons.items():
-            ways.relay_gone(this, conn, why)
         presence.sent_away(this, event.reasons)
     elif isinstance(event, Returned):
         presence.returned(this, event.conn, event.hello)
@@ -218,12 +213,11 @@ def _first_message(step: Step, event: Received) -> None:
         operators.evict(step, conn, message)
     elif isinstance(message, m.AskToLeave):
         operators.ask_to_leave(step, conn, message)
-    elif isinstance(message, m.RelayHere):
-        ways.relay_here(step, conn, message, event.source, _key(event))
     elif isinstance(message, m.Hello):
         try:
             m.check_protocol(message)
             announced.check(message.addresses, event.source, step.state.announce)
+            _check_relay(step, event, message)
         except ProtocolError as bad:
             newcomer = not (message.master or message.term)  # for it no wait makes that right
             step.close(conn, f"this connection {bad}", final=newcomer)
@@ -232,6 +226,19 @@ def _first_message(step: Step, event: Received) -> None:
         _hello(step, event, message)
     else:
         raise ProtocolError("did not introduce itself", expected="Hello first", got=type(message).__name__)
+
+
+def _check_relay(step: Step, event: Received, hello: m.Hello) -> None:
+    """Raise ProtocolError where one is a relay that may not be one, or must be."""
+    role = event.identity.role if event.identity is not None else ""
+    if role != "admin" and hello.relays != (role == "relay"):
+        raise ProtocolError(
+            "wants to be " + ("a relay" if hello.relays else "a daemon"), expected=f"what its token is for: a {role}",
+            hint="`wancoll token create --role relay` is for `wancoll relay`, without --role for `wancoll peer`",
+        )  # fmt: skip
+    others = [one for one in step.state.relays if one.name != hello.daemon]
+    if hello.relays and len(others) + step.state.own_relay >= m.MOST_RELAYS:
+        raise ProtocolError("is one relay too many for this master", expected=f"at most {m.MOST_RELAYS}")
 
 
 def _hello(step: Step, event: Received, hello: m.Hello) -> None:
@@ -266,22 +273,18 @@ def _hello(step: Step, event: Received, hello: m.Hello) -> None:
         master_grace=hello.master_grace or step.limits.master_grace,
         version=hello.version,
         cores=hello.cores,
-        key=_key(event),
+        key=event.identity.key if event.identity is not None else b"",
         source=event.source,
         hints=list(hello.hints),
     )
     state.connections[conn] = state.daemons[daemon.name] = daemon
     step.alarm(step.now + step.limits.heartbeat_timeout)
     step.send(conn, presence.welcome(step, daemon))
-    ways.tell_relays(step, daemon)
+    ways.comes(step, daemon, is_relay=hello.relays)
     for evicted in losses.tell_fates(step, daemon):
         losses.remember(step, evicted)  # it may report before it hears this
     where = ", ".join(daemon.addresses)
     step.record(None, "daemon", f"daemon {daemon.name} is here, version {hello.version}, lanes at {where}")
-
-
-def _key(event: Received) -> bytes:
-    return event.identity.key if event.identity is not None else b""
 
 
 def _status(step: Step, event: Received) -> None:
@@ -503,7 +506,7 @@ def _tick(step: Step) -> None:
             daemon.away_since = max(daemon.away_since, now - limits.return_grace / 2)
         if slept > limits.heartbeat_interval:
             daemon.heard_at = max(daemon.heard_at, now - limits.heartbeat_timeout / 2)
-    look_again = min([presence.judge(step), *ways.judge(step)])
+    look_again = presence.judge(step)
     for group in list(step.state.groups.values()):
         if group.rebuild is not None:
             rebuilding.consider(step, group)

@@ -82,14 +82,6 @@ class Daemon:
 
 
 @dataclass(slots=True)
-class Relay:
-    """A relay that is here."""
-
-    info: m.RelayInfo
-    heard_at: float
-
-
-@dataclass(slots=True)
 class ProbePair:
     """Whether a joiner or *member*'s daemon has dialled the other: one way is enough for a link, also by a relay.
 
@@ -466,7 +458,7 @@ class State:
     measures: Measures = field(default_factory=Measures)
     asked: Pairs[Asked] = field(default_factory=Pairs)  # who, about the path to whom
     dials: Pairs[bool] = field(default_factory=Pairs)  # whether who can dial whom, as probes have found
-    relays: dict[int, Relay] = field(default_factory=dict)  # by connection
+    relays: dict[Daemon, None] = field(default_factory=dict)  # those of the daemons that are relays
     own_relay: bool = False  # this master is one, too
     # By group ("": a daemon) and name, oldest first: whether who was last asked to leave has left in order since.
     leaves: dict[tuple[str, str], bool] = field(default_factory=dict)

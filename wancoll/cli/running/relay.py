@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
+
+from cyclopts import Parameter
 
 from wancoll.errors import ConfigError
 from wancoll.limits import DEFAULT
 from wancoll.local import MASTER_PORT, split_address
-from wancoll.options import DEFAULT_MASTER, Flat, LogFormat, LogLevel, addresses, join_text
-from wancoll.relay.config import RelayConfig
+from wancoll.options import DEFAULT_MASTER, LogFormat, LogLevel, Switch, addresses, join_text
+from wancoll.peer.config import PeerConfig
 from wancoll.resources import affordable
 from wancoll.trust.token import parse
 from wancoll.units import parse_rate
@@ -18,42 +19,60 @@ from wancoll.units import parse_rate
 
 def relay(
     *,
-    config: Annotated[RelayConfig, Flat] = RelayConfig(),
+    listen: str = "*:7401",
+    master: str = "",
+    advertise: Annotated[tuple[str, ...], Parameter(negative=())] = (),
+    name: str = "",
+    join: str = "",
+    insecure: Switch = False,
+    state: str = "",
+    rate: str = "",
     log_level: LogLevel = "info",
     log_format: LogFormat = "auto",
 ) -> int:
     """Run a relay: daemons of which neither can dial the other, as behind NAT, reach each other through it.
 
     It runs where all can dial it, and carries their data in and out: encrypted from end to end, unless --insecure.
-    `wancoll token create --role relay` makes its token. `wancoll master --relay RATE` is a relay in the master itself.
+    `wancoll master --relay RATE` is a relay in the master itself.
     Prints "wancoll relay ready data=HOST:PORT name=NAME" once a master knows it. SIGTERM or SIGINT ends it.
+
+    Args:
+        listen: HOST:PORT for daemons, which have to be able to dial it. '*' as host: all interfaces.
+        master: HOST:PORT of the master; with standby masters HOST:PORT,HOST:PORT. Empty: as --join says.
+        advertise: HOST or HOST:PORT that daemons shall dial, where it differs from what is bound. Repeat it, or
+            separate by spaces in the variable. Empty: the address of the interface that reaches the master.
+        name: This relay's name, unique under its master. Empty: the host name and a random part.
+        join: Token of the master, for a relay: `wancoll token create --role relay`. WANCOLL_JOIN shows it to fewer.
+        insecure: In clear, for groups in clear: whoever reaches the port may use it, and nobody proves anything.
+        state: Folder of this relay's key, for this user and this relay alone. Empty: wancoll/relay-PORT in
+            $XDG_STATE_HOME or ~/.local/state.
+        rate: Rate, such as 500Mbit/s, up to which it carries data, all pairs together. Empty: no limit.
     """
     from wancoll.cli.running import logs, service
     from wancoll.cli.running.peer import hide_token
-    from wancoll.relay.joining import serve
+    from wancoll.peer.relaying import serve
 
-    hide_token(config.join)
+    hide_token(join)
     logs.configure(log_level, log_format)
-    for each in config.advertise:
+    for each in advertise:
         split_address(each, what="--advertise", default_port=0)
-    config = replace(config, join=join_text(config.join))
-    if bool(config.join) == config.insecure:
+    join = join_text(join)
+    if bool(join) == insecure:
         raise ConfigError(
             "has to know whether all is in clear", who="wancoll relay", expected="--join TOKEN or --insecure",
-            got="both" if config.join else "neither", hint="`wancoll token create --role relay` makes a token",
+            got="both" if join else "neither", hint="`wancoll token create --role relay` makes a token",
         )  # fmt: skip
-    master = config.master or (parse(config.join).address if config.join else DEFAULT_MASTER)
-    config = replace(
-        config,
-        master=addresses(master, what="--master", default_port=MASTER_PORT),
-        limits=affordable(DEFAULT),
-    )
+    master = master or (parse(join).address if join else DEFAULT_MASTER)
+    config = PeerConfig(
+        master=addresses(master, what="--master", default_port=MASTER_PORT), listen=listen, advertise=advertise,
+        name=name, join=join, insecure=insecure, state=state, limits=affordable(DEFAULT),
+    )  # fmt: skip
+    carries = parse_rate(rate, "--rate") if rate else 0.0
 
     def _waits(started: Any) -> service.Wait:
         return service.Wait(f"its master at {started.master}", started.answered)
 
-    rate = parse_rate(config.rate, "--rate") if config.rate else 0.0
-    service.run("relay", partial(serve, config, rate), _describe, _waits)
+    service.run("relay", partial(serve, config, carries), _describe, _waits)
     return 0
 
 

@@ -16,15 +16,15 @@ from wancoll.net.dial import DialFailed, dial
 from wancoll.net.stream import Stream
 from wancoll.net.tls import Tls, TlsFailed
 from wancoll.net.wallet import Wallet
-from wancoll.relay.switch import BEATS, MAGIC
+from wancoll.relay.switch import BEATS, MAGIC, messages
 from wancoll.wire import messages as m
-from wancoll.wire.framing import Decoder, encode
+from wancoll.wire.framing import encode
 
 log = structlog.get_logger("wancoll.links")
 
-_AGAIN = 0.1, 2.0  # seconds between tries to come to a relay: first, longest
 _POLL = 0.05  # seconds between looks for a relay at which the other daemon is
 _QUEUE_BYTES = 1 << 20  # that wait for a relay
+_PAUSES = 0.1, 2.0  # seconds between dials of a relay: first, longest; twice as long each time
 
 
 class _Relay:
@@ -35,13 +35,17 @@ class _Relay:
         self.stream: Stream | None = None
         self.answers: dict[int, m.RelayDialled | trio.Event] = {}  # by the number of the question
 
+    def answer(self, number: int, answer: m.RelayDialled) -> None:
+        """The answer to a question has come, if it is still waited for."""
+        if isinstance(asked := self.answers.get(number), trio.Event):
+            self.answers[number] = answer
+            asked.set()
+
     def lost(self) -> None:
         """The connection is gone: nothing is answered any more."""
         self.stream = None
-        for number, asked in list(self.answers.items()):
-            if isinstance(asked, trio.Event):
-                self.answers[number] = m.RelayDialled(number, reason=f"relay {self.info.name} is lost")
-                asked.set()
+        for number in list(self.answers):
+            self.answer(number, m.RelayDialled(number, reason=f"relay {self.info.name} is lost"))
 
 
 class Relays:
@@ -132,25 +136,24 @@ class Relays:
 
     async def _stay(self, relay: _Relay) -> None:
         """Task: keep a connection to the relay, until it is gone."""
-        pause, longest = _AGAIN
+        pause, longest = _PAUSES
         with relay.scope:
             while True:
                 since = trio.current_time()
-                reason = await self._once(relay)
+                reason = await self._visit(relay)
                 relay.lost()
-                pause = min(2 * pause, longest) if trio.current_time() - since < longest else _AGAIN[0]
                 log.info("not at a relay", relay=relay.info.name, reason=reason)
+                pause = min(2 * pause, longest) if trio.current_time() - since < longest else _PAUSES[0]
                 await trio.sleep(pause)
 
-    async def _once(self, relay: _Relay) -> str:
+    async def _visit(self, relay: _Relay) -> str:
         """Until the connection ends, and why it has."""
-        stream, reason = None, "it met a bug"
+        stream, reason, within = None, "it met a bug", self._limits.connect_timeout
+        masters = self._wallet.masters if self._wallet is not None else []
+        tls = None if self._wallet is None else Tls(expects=[relay.info.key] if relay.info.key else masters)
         try:
-            wallet, patience = self._wallet, self._limits.connect_timeout
-            masters = wallet.masters if wallet is not None else []
-            tls = None if wallet is None else Tls(expects=[relay.info.key] if relay.info.key else masters)
-            with trio.fail_after(patience):
-                raw = await dial(self._addresses(relay), patience, near_only=self._near_only)
+            with trio.fail_after(within):
+                raw = await dial(self._addresses(relay), within, near_only=self._near_only)
                 sock = socket.socket(fileno=raw.socket.detach())
                 stream = Stream(sock, f"relay {relay.info.name}", _QUEUE_BYTES, tls=tls)
                 await stream.shake_hands()
@@ -158,8 +161,6 @@ class Relays:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(stream.write_queue)
                     nursery.start_soon(self._beat, stream)
-                    if tls is None:
-                        stream.send(encode(m.AtRelay(PROTOCOL_VERSION, self._daemon)))
                     try:
                         reason = await self._hear(relay, stream)
                     except ProtocolError as bad:
@@ -169,7 +170,7 @@ class Relays:
         except (DialFailed, TlsFailed, OSError) as bad:
             return str(bad)
         except trio.TooSlowError:
-            return "no answer in time"
+            return f"no answer within {within:.1f} s"
         finally:
             if stream is not None:
                 stream.close()
@@ -180,32 +181,26 @@ class Relays:
             stream.send(encode(m.RelayBeat()))
 
     async def _hear(self, relay: _Relay, stream: Stream) -> str:
-        kind = m.FromRelay | m.Challenge | m.Bye
-        decoder: Decoder[m.FromRelay | m.Challenge | m.Bye] = Decoder(kind, self._limits.handshake_bytes, stream.who)
-        while True:
-            with trio.move_on_after(BEATS * self._limits.heartbeat_timeout) as scope:
-                data = await stream.receive()
-            if scope.cancelled_caught or not data:
-                return stream.ended or "it is silent"
-            for message in decoder.feed(data):
-                match message:
-                    case m.RelayBeat():
-                        if relay.stream is None:
-                            log.info("at a relay", relay=relay.info.name)
-                        relay.stream = stream
-                    case m.RelayDialled(number=number):
-                        if isinstance(asked := relay.answers.get(number), trio.Event):
-                            relay.answers[number] = message
-                            asked.set()
-                    case m.RelayCalled(ticket=ticket):
-                        if self._accepting < self._limits.pending_connections:
-                            self._nursery.start_soon(self._called, relay, ticket)
-                    case m.Challenge(nonce) if self._wallet is not None and stream.tls is not None:
-                        hello = m.AtRelay(PROTOCOL_VERSION, self._daemon)
-                        proof = self._wallet.proof(self._daemon)
-                        stream.send(encode(proof.first(stream.tls.key, nonce, hello)))
-                    case m.Bye(reason):
-                        return reason
+        hello, kind = m.AtRelay(PROTOCOL_VERSION, self._daemon), m.FromRelay | m.Challenge | m.Bye
+        if stream.tls is None:
+            stream.send(encode(hello))
+        silence = BEATS * self._limits.heartbeat_timeout
+        async for message in messages(stream, kind, self._limits.handshake_bytes, silence):
+            match message:
+                case m.RelayBeat():
+                    if relay.stream is None:
+                        log.info("at a relay", relay=relay.info.name)
+                    relay.stream = stream
+                case m.RelayDialled(number=number):
+                    relay.answer(number, message)
+                case m.RelayCalled(ticket=ticket):
+                    if self._accepting < self._limits.pending_connections:
+                        self._nursery.start_soon(self._called, relay, ticket)
+                case m.Challenge(nonce) if self._wallet is not None and stream.tls is not None:
+                    stream.send(encode(self._wallet.proof(self._daemon).first(stream.tls.key, nonce, hello)))
+                case m.Bye(reason):
+                    return str(reason)
+        return stream.ended
 
     async def _called(self, relay: _Relay, ticket: bytes) -> None:
         """Task: meet whoever wants to reach this daemon, and take it for one that has come to its port."""

@@ -23,7 +23,7 @@ from wancoll.wire.messages.fields import (
     Text,
     World,
 )
-from wancoll.wire.messages.relay_messages import AtRelay, RelayHere
+from wancoll.wire.messages.relay_messages import AtRelay
 from wancoll.wire.messages.status_messages import Evict, StatusRequest
 from wancoll.wire.messages.trust_messages import AboutTrust, Signed
 
@@ -49,6 +49,7 @@ class Hello(First, frozen=True):
     ended: Annotated[list[Bits], Meta(max_length=256)] = []  # incarnations whose processes have ended, on its machine
     cores: Annotated[int, Meta(ge=0, le=1 << 16)] = 0  # of processors that it may use; 0: not stated
     hints: Annotated[list[Address], Meta(max_length=8)] = []  # its local addresses, for daemons behind the same NAT
+    relays: bool = False  # it is a relay, and has no clients
 
 
 class AskElection(First, frozen=True):
@@ -354,6 +355,6 @@ _OfPlace = Join | AskPlace | Leave | Report
 _OfEpoch = (
     Vote | LinkDown | Waits | Mismatch | GiveUp | CalledWithGrace | Frozen | Differs | Written | P2PCall | P2PDone
 )
-_Asked = StatusRequest | AskElection | Evict | AskToLeave | Arm | AboutTrust | RelayHere | AtRelay
+_Asked = StatusRequest | AskElection | Evict | AskToLeave | Arm | AboutTrust | AtRelay
 FromPeer = _OfEpoch | _OfDaemon | _OfPlace | _Asked
 SaidToMaster = FromPeer | Signed  # over TLS Signed comes first, and alone

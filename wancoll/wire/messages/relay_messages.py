@@ -34,13 +34,6 @@ class Nearby(Message, frozen=True):
     addresses: Addresses
 
 
-class RelayHere(First, frozen=True):
-    """First message of a relay to a master; then Heartbeats."""
-
-    name: Name
-    addresses: Addresses
-
-
 class AtRelay(First, frozen=True):
     """First message of a daemon to a relay: dial me through this connection. RelayBeat answers."""
 

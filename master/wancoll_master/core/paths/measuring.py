@@ -112,7 +112,6 @@ def forget(step: Step, gone: Iterable[Daemon]) -> None:
     gone_names = {daemon.name: None for daemon in gone}
     step.state.measures.forget(gone_names)
     step.state.asked.forget(gone_names)
-    step.state.dials.forget(gone_names)
     for group in dict.fromkeys(group for daemon in gone for group in daemon.groups):
         for ends in [ends for ends in group.awaited if not gone_names.keys().isdisjoint(ends)]:
             del group.awaited[ends]

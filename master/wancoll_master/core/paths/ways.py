@@ -6,15 +6,11 @@ the elder dials, or both go through a relay.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Sequence
 from itertools import product
 
-from wancoll.errors import ProtocolError
-from wancoll.limits import PROTOCOL_VERSION
 from wancoll.wire import messages as m
-from wancoll_master.core.paths import announced
-from wancoll_master.core.ready import Send
-from wancoll_master.core.state import Daemon, Group, Member, Relay, Step
+from wancoll_master.core.state import Daemon, Group, Member, Step
 from wancoll_master.plan.measures import MAX_PATHS
 
 MOST = 4096  # that a Plan can carry
@@ -23,69 +19,36 @@ _OWN = m.RelayInfo("the master")
 # ---- relays -------------------------------------------------------------------------------------------
 
 
-def relay_here(step: Step, conn: int, here: m.RelayHere, source: str, key: bytes) -> None:
-    """A relay has come. Raises ProtocolError: it is of another version, or not at its own address, or one too many."""
-    state = step.state
-    m.check_protocol(here)
-    announced.check(here.addresses, source, state.announce)
-    for known, relay in list(state.relays.items()):
-        if relay.info.name == here.name:  # in clear, whoever says so
-            step.close(known, f"another relay has come as {here.name}")
-            del state.relays[known]
-    if len(relays(step)) >= m.MOST_RELAYS:
-        raise ProtocolError("is one relay too many for this master", expected=f"at most {m.MOST_RELAYS}")
-    info = m.RelayInfo(here.name, tuple(here.addresses), key)
-    state.relays[conn] = Relay(info, step.now)
-    limits = step.limits
-    times = limits.heartbeat_interval, limits.heartbeat_timeout
-    step.send(conn, m.Welcome(PROTOCOL_VERSION, state.term, *times, state.identity, elected_by=state.elected_by))
-    step.record(None, "relay", f"relay {here.name} is here, at {', '.join(here.addresses)}")
-    step.alarm(step.now + limits.heartbeat_timeout)
-    _tell(step)
-
-
-def relay_says(step: Step, conn: int, message: m.FromPeer) -> None:
-    """What a relay says after its first message. Raises ProtocolError: it is no Heartbeat."""
-    if not isinstance(message, m.Heartbeat):
-        raise ProtocolError("is a relay, and said something else", expected="Heartbeat", got=type(message).__name__)
-    step.state.relays[conn].heard_at = step.now
-    step.ready.answers.append(Send(conn, m.Pong(message.number, step.state.term)))
-
-
-def relay_gone(step: Step, conn: int, reason: str) -> None:
-    """The relay's connection is over, if it is one's."""
-    if (relay := step.state.relays.pop(conn, None)) is not None:
-        step.record(None, "relay", f"relay {relay.info.name} is gone: {reason}")
-        _tell(step)
-
-
-def judge(step: Step) -> Iterator[float]:
-    """End relays that are silent; yields when to look again."""
-    timeout = step.limits.heartbeat_timeout
-    for conn, relay in list(step.state.relays.items()):
-        if relay.heard_at + timeout <= step.now:
-            reason = f"it was silent for {step.now - relay.heard_at:.1f} s"
-            step.close(conn, reason)
-            relay_gone(step, conn, reason)
-        else:
-            yield relay.heard_at + timeout
-
-
 def relays(step: Step) -> list[m.RelayInfo]:
     """Those that are here; the master's own, which costs its operator most, as the last."""
-    return [relay.info for relay in step.state.relays.values()] + ([_OWN] if step.state.own_relay else [])
+    found = [m.RelayInfo(one.name, tuple(one.addresses), one.key) for one in step.state.relays]
+    return found + ([_OWN] if step.state.own_relay else [])
 
 
-def tell_relays(step: Step, daemon: Daemon) -> None:
-    """The daemon is new here."""
-    if found := relays(step):
+def comes(step: Step, daemon: Daemon, *, is_relay: bool) -> None:
+    """A daemon is new here, or a relay."""
+    if is_relay:
+        step.state.relays[daemon] = None
+        _tell(step)
+    elif found := relays(step):
         step.send(daemon.conn, m.Relays(found))
+
+
+def forget(step: Step, gone: Collection[Daemon]) -> None:
+    """These daemons are gone."""
+    here = len(step.state.relays)
+    for daemon in gone:
+        step.state.relays.pop(daemon, None)
+    step.state.dials.forget(daemon.name for daemon in gone)
+    if len(step.state.relays) < here:
+        _tell(step)
 
 
 def _tell(step: Step) -> None:
     found = relays(step)
     for daemon in step.state.daemons.values():
-        step.send(daemon.conn, m.Relays(found))
+        if daemon not in step.state.relays:
+            step.send(daemon.conn, m.Relays(found))
 
 
 # ---- behind one NAT -----------------------------------------------------------------------------------
