@@ -16,6 +16,7 @@ from wancoll.limits import keep_newest, package_version
 from wancoll.metrics.core import families as f
 from wancoll.wire import messages as m
 from wancoll.wire.framing import encode
+from wancoll_master.core.paths import ways
 from wancoll_master.core.ready import SendStatus
 from wancoll_master.core.state import State
 from wancoll_master.core.views import master_metrics, page, report
@@ -84,6 +85,7 @@ class Statuses:
             left=report.left(state, only),
             gone=report.gone(state, only),
             elected_by=state.elected_by,
+            relays=[one.name for one in ways.relays(state)],
         )
 
     def families(self, state: State | None) -> Iterator[f.Family | None]:

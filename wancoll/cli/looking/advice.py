@@ -245,6 +245,14 @@ def pair(source: str, target: str, kind: str, why: str) -> Finding:
     )  # fmt: skip
 
 
+def relayed(pair: str, relays: Sequence[str]) -> Finding:
+    """Two members that need a relay, which costs a detour and somebody's line."""
+    ways = "forward a port to one of them (--advertise), for a direct way"
+    if relays:
+        return Finding(OK, "members", f"{pair}, relayed by {' or else '.join(relays)}", ways)
+    return Finding(FAIL, "members", f"{pair}: they need a relay, and none is here", f"start it again; or {ways}")
+
+
 def measured(source: str, target: str, rtt: float, loss: float) -> Finding:
     """What the daemons know of a path between them."""
     told = f"{source} -> {target}: {1e3 * rtt:.1f} ms, {100 * loss:.2g} % sent again"

@@ -56,7 +56,7 @@ def render(
         yield Text(f"masters: {'; '.join(map(clean, masters))}")
     for group in answer.groups:
         yield Text()
-        yield from _group(group, brief=brief)
+        yield from _group(group, answer.relays, brief=brief)
     if answer.links and not brief:
         yield Text()
         yield _links(answer.links, console)
@@ -86,7 +86,7 @@ def _last(events: Sequence[EventRecord]) -> Iterator[RenderableType]:
         yield event_table(events)
 
 
-def _group(group: GroupStatus, *, brief: bool) -> Iterator[RenderableType]:
+def _group(group: GroupStatus, relays: Sequence[str], *, brief: bool) -> Iterator[RenderableType]:
     yield Text(
         f"group {clean(group.name)}: {clean(group.phase)}, epoch {group.epoch}, committed up to "
         f"{group.committed_upto}, start_world {group.start_world}, min_world {group.min_world}, lanes {group.lanes}"
@@ -101,6 +101,9 @@ def _group(group: GroupStatus, *, brief: bool) -> Iterator[RenderableType]:
     if group.pairs:
         yield Text("links that failed between members")
         yield from map(Text, map(clean, map(pair_line, group.pairs)))
+    if group.relayed:
+        yield Text(clean(f"through a relay ({' or else '.join(relays) or 'none is here now'})"))
+        yield from (Text(clean(f"  {relayed_line(pair)}")) for pair in group.relayed)
     if group.plan is not None:
         yield from map(Text, map(clean, plan_lines(group.plan)))
 
@@ -193,6 +196,12 @@ def _links(links: list[LinkStatus], console: Console) -> Table:
     for link in links[:LISTED]:
         table.add_row(clean(link.source), clean(link.target), path(link))
     return table
+
+
+def relayed_line(pair: tuple[str, str, float]) -> str:
+    """Two members that need a relay, and how fast that is."""
+    one, other, rate = pair
+    return f"{one} - {other}" + (f": {format_rate(rate, 3)}" if rate else "")
 
 
 def path(link: LinkStatus | None) -> str:

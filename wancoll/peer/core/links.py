@@ -118,6 +118,11 @@ class Link:
     reason: str = ""  # why it is not up
 
     @property
+    def relayed(self) -> bool:
+        """Whether the plan says that it goes through a relay."""
+        return self.owner.ways.get(self.other.mid, (False, False))[1]
+
+    @property
     def up(self) -> bool:
         """Whether all its lanes are in the engine."""
         return self.state is State.up

@@ -57,6 +57,7 @@ class WatchedLink(NamedTuple):
     addresses: list[str]  # of that daemon
     lanes: int
     pacing: int = 0  # the plan's pace of a lane, bytes per second; 0: none
+    relayed: bool = False  # by the plan: its lanes' round trips are those to a relay
 
 
 class LinkHub:
@@ -103,7 +104,9 @@ class LinkHub:
     def open_links(self) -> list[WatchedLink]:
         """Those in the engine, for measurements."""
         return [
-            WatchedLink(number, link.other.daemon, link.other.addresses, epoch.plan.lanes, epoch.plan.pacing)
+            WatchedLink(
+                number, link.other.daemon, link.other.addresses, epoch.plan.lanes, epoch.plan.pacing, link.relayed
+            )
             for number, link in self._up().items()
             if (epoch := link.owner.epoch) is not None
         ]

@@ -50,7 +50,9 @@ class Measurer:
         while True:
             await trio.sleep_until(next_on_grid(trio.current_time(), _LOOK))
             looks = [(link, self._lanes(link)) for link in self._remote_links()]
-            self._observer.look({link.engine_id: (link.daemon, lanes) for link, lanes in looks})
+            self._observer.look(
+                {link.engine_id: (link.daemon, _to_relay(lanes) if link.relayed else lanes) for link, lanes in looks}
+            )
             paced = {link.engine_id: (link.pacing, lanes) for link, lanes in looks}
             for number, pace in self._pacer.look(trio.current_time(), paced).items():
                 log.info("pace changed", link=number, megabytes_per_second=round(pace / 1e6, 3))
@@ -165,3 +167,8 @@ class Measurer:
                 await trio.sleep(0.02)
             return True
         return False
+
+
+def _to_relay(lanes: dict[int, TcpInfo]) -> dict[int, TcpInfo]:
+    """Lanes whose round trips are not those to the other daemon."""
+    return {lane: info._replace(min_rtt=0.0) for lane, info in lanes.items()}

@@ -89,6 +89,7 @@ class GroupStatus(Message, frozen=True):
     plan: PlanStatus | None = None  # None: forming
     waits: list[WaitStatus] = []  # oldest first
     pairs: list[PairStatus] = []  # newest first
+    relayed: list[tuple[str, str, float]] = []  # members that need a relay; bytes per second, 0: not known; the first
 
 
 class LinkStatus(Message, frozen=True):
@@ -158,3 +159,4 @@ class Status(Message, frozen=True):
     left: list[tuple[str, str]] = []  # group ("": a daemon) and name of who was asked to leave, and has in order
     gone: list[tuple[str, int, str]] = []  # groups of which nobody is here: members, and who did not say that it stops
     elected_by: str = ""  # Welcome's
+    relays: list[str] = []  # that are here, in the order in which they are tried

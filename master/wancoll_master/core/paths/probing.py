@@ -45,7 +45,7 @@ def _doubtful(step: Step, joining: list[Member], at: int) -> list[Member]:
     All of few, else those that came 1, 2, 4, 8, ... before.
     """
     places = range(at) if at < FEW else [at - (1 << i) for i in range(at.bit_length())]
-    daemon, doubtful = joining[at].daemon, bool(ways.relays(step) or joining[at].daemon.hints)
+    daemon, doubtful = joining[at].daemon, bool(ways.relays(step.state) or joining[at].daemon.hints)
     others = [joining[place] for place in places if not near(joining[place].daemon, daemon)]
     return [other for other in others if doubtful or other.daemon.hints]
 
@@ -141,7 +141,7 @@ def _failed(step: Step, joiner: Member, pair: ProbePair, why: dict[int, str]) ->
     if len(pair.failed) < 2:
         return False
     text = "; ".join(pair.failed.values())
-    if not pair.direct and ways.relays(step):
+    if not pair.direct and ways.relays(step.state):
         pair.direct = text
         _ask(step, joiner, pair)
         return False

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from itertools import product
 
 from wancoll.wire import messages as m
-from wancoll_master.core.state import Daemon, Group, Member, Step
+from wancoll_master.core.state import Daemon, Group, Member, State, Step
 from wancoll_master.plan.measures import MAX_PATHS
 
 MOST = 4096  # that a Plan can carry
@@ -19,10 +19,10 @@ _OWN = m.RelayInfo("the master")
 # ---- relays -------------------------------------------------------------------------------------------
 
 
-def relays(step: Step) -> list[m.RelayInfo]:
+def relays(state: State) -> list[m.RelayInfo]:
     """Those that are here; the master's own, which costs its operator most, as the last."""
-    found = [m.RelayInfo(one.name, tuple(one.addresses), one.key) for one in step.state.relays]
-    return found + ([_OWN] if step.state.own_relay else [])
+    found = [m.RelayInfo(one.name, tuple(one.addresses), one.key) for one in state.relays]
+    return found + ([_OWN] if state.own_relay else [])
 
 
 def comes(step: Step, daemon: Daemon, *, is_relay: bool) -> None:
@@ -30,7 +30,7 @@ def comes(step: Step, daemon: Daemon, *, is_relay: bool) -> None:
     if is_relay:
         step.state.relays[daemon] = None
         _tell(step)
-    elif found := relays(step):
+    elif found := relays(step.state):
         step.send(daemon.conn, m.Relays(found))
 
 
@@ -45,7 +45,7 @@ def forget(step: Step, gone: Collection[Daemon]) -> None:
 
 
 def _tell(step: Step) -> None:
-    found = relays(step)
+    found = relays(step.state)
     for daemon in step.state.daemons.values():
         if daemon not in step.state.relays:
             step.send(daemon.conn, m.Relays(found))
@@ -81,12 +81,12 @@ def way(step: Step, source: Daemon, target: Daemon) -> bool | None:
     dials = step.state.dials
     if dials.get((source.name, target.name), True):
         return False
-    return None if dials.get((target.name, source.name)) else bool(relays(step))
+    return None if dials.get((target.name, source.name)) else bool(relays(step.state))
 
 
 def of(step: Step, members: Sequence[Member], before: m.Plan | None) -> list[tuple[int, int, bool]]:
     """The pairs that the plan has to name, as Plan.ways: by probes, or else as the plan *before* had it."""
-    dials, here = step.state.dials, bool(relays(step))
+    dials, here = step.state.dials, bool(relays(step.state))
     at: dict[str, list[int]] = {}
     for member in members:
         at.setdefault(member.daemon.name, []).append(member.mid)

@@ -18,6 +18,7 @@ from wancoll_master.plan.planning import ring_of
 
 MOST_LINKS = 1024  # in one status, which has to fit into a message
 _MOST_GONE = 64  # groups, likewise
+_MOST_RELAYED = 64  # pairs of a group
 
 
 def groups(state: State, now: float, only: Collection[str] = ()) -> list[m.GroupStatus]:
@@ -77,7 +78,16 @@ def _group(state: State, group: Group, now: float) -> m.GroupStatus:
         plan=_plan(state.measures, group),
         waits=slow,
         pairs=pairs(group, now),
+        relayed=_relayed(state.measures, group),
     )
+
+
+def _relayed(measures: Measures, group: Group) -> list[tuple[str, str, float]]:
+    """Pairs of members that need a relay, and how fast that is, the first of many."""
+    here, ways = {member.mid: member for member in group.members}, group.planned.plan.ways if group.planned else []
+    ends = [(here[one], here[other]) for one, other, by in ways if by and one in here and other in here][:_MOST_RELAYED]
+    names = [((a.name, b.name), (a.daemon.name, b.daemon.name)) for a, b in ends]
+    return [(*who, max(measures.bandwidth(*at), measures.bandwidth(*at[::-1]))) for who, at in names]
 
 
 def _lanes(group: Group) -> int:
