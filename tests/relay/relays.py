@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,11 +25,14 @@ def token(cluster: Cluster, nats: Nats, role: str) -> str:
 
 
 class RelayProcess:
-    """One on *host*, at port 7401 there."""
+    """One on *host*, at port 7401 there. *program*: and its first arguments, which take those of a relay."""
 
-    def __init__(self, cluster: Cluster, nats: Nats, host: Host, folder: Path, *options: str) -> None:
+    def __init__(
+        self, cluster: Cluster, nats: Nats, host: Host, folder: Path, program: Sequence[str] = ("wancoll", "relay")
+    ) -> None:
+        self._program = program
         self._nats, self._host, self._folder, self.name = nats, host, str(folder), f"relay-{host}"
-        self._options = [f"--join={token(cluster, nats, 'relay')}", f"--name={self.name}", *options]
+        self._options = [f"--join={token(cluster, nats, 'relay')}", f"--name={self.name}"]
         self._options += [f"--state={folder}/{self.name}", f"--listen={nats.address(host)}:7401"]
         self._child: Child | None = None
         self.start()
@@ -38,7 +41,7 @@ class RelayProcess:
         """Start it, and wait until the master knows it."""
         environment = {name: text for name, text in os.environ.items() if not name.startswith("WANCOLL_")}
         place = self._nats.inside(self._host)
-        command = ["wancoll", "relay", *self._options]
+        command = [*self._program, *self._options]
         self._child = start(self.name, command, self._folder, environment=environment, place=place)
         self._child.said("ready", 30)
 
@@ -59,11 +62,13 @@ class RelayProcess:
 
 
 @contextmanager
-def relays(cluster: Cluster, nats: Nats, folder: Path, *hosts: Host) -> Iterator[list[RelayProcess]]:
+def relays(
+    cluster: Cluster, nats: Nats, folder: Path, *hosts: Host, program: Sequence[str] = ("wancoll", "relay")
+) -> Iterator[list[RelayProcess]]:
     """A relay on each of these hosts."""
     running: list[RelayProcess] = []
     try:
-        running += (RelayProcess(cluster, nats, host, folder) for host in hosts)
+        running += (RelayProcess(cluster, nats, host, folder, program) for host in hosts)
         yield running
     finally:
         for one in running:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,8 +23,8 @@ OFTEN = [("symmetric", "restricted"), ("open", "symmetric"), ("restricted", "con
 LISTEN = f"--listen=*:{PORT}"
 
 
-def cluster_behind(nats: Nats, peers: int, *master: str, **options: Any) -> Cluster:
-    return Cluster(peers, lanes=2, network=nats, secure=True, master_args=master, peer_args=[LISTEN], **options)
+def cluster_behind(nats: Nats, peers: int, *master: str, peer_args: Sequence[str] = (LISTEN,)) -> Cluster:
+    return Cluster(peers, lanes=2, network=nats, secure=True, master_args=master, peer_args=peer_args)
 
 
 def sum_of(comms: list[Any], count: int = 1000) -> list[Any]:
@@ -120,3 +122,27 @@ def test_killing_a_relay_costs_an_epoch_and_no_member_where_another_one_is_or_it
             epochs.append(cluster.status().groups[0].epoch)
         assert [receipt.world_size for receipt in receipts] == [2, 2]
         assert [after - before for before, after in itertools.pairwise(epochs)] in ([1, 1, 1], [1, 0, 1], [1, 1, 0])
+
+
+@pytest.mark.check
+@pytest.mark.timeout(180)
+def test_what_a_relay_changes_is_found_and_no_sum_is_wrong(tmp_path: Path) -> None:
+    asked, evil = tmp_path / "attack", Path(__file__).with_name("evil.py")
+    with Nats(["restricted", "restricted"]) as nats:
+        nats.add_open("evil", 201)  # type: ignore[arg-type]
+        with (
+            cluster_behind(nats, 2, peer_args=[LISTEN, "--no-measure"]) as cluster,  # bursts are not what is attacked
+            relays(cluster, nats, tmp_path, "evil", program=[sys.executable, str(evil), str(asked)]),  # type: ignore[arg-type]
+        ):
+            comms = in_threads(lambda i: cluster.connect(i, start_world=2, min_world=2), 2)
+            sum_of(comms)
+            for kind in ("flip", "drop", "repeat", "reorder", "splice"):
+                before = cluster.status().groups[0].epoch
+                asked.write_text(kind)
+                receipts = sum_of(comms, 1 << 20)
+                assert not asked.exists(), f"{kind}: never done"
+                assert [receipt.world_size for receipt in receipts] == [2, 2], kind
+                until = time.monotonic() + 10  # it may show when all had come already
+                while cluster.status().groups[0].epoch == before:
+                    assert time.monotonic() < until, f"{kind}: nobody noticed"
+                    time.sleep(0.02)

@@ -31,13 +31,13 @@ log = structlog.get_logger("wancoll.relay")
 _QUEUE_BYTES = 1 << 20  # that wait for one daemon
 
 
-class _Port:
+class Port:
     """The port of a relay. *wallet*: what proves its key; None: all is in clear."""
 
     def __init__(self, config: PeerConfig, rate: float, wallet: Wallet | None) -> None:
         self._limits, self._wallet = config.limits, wallet
         self._listening = Listening([wallet.key]) if wallet is not None else None
-        self._switch = Switch(config.limits, rate)
+        self.switch = Switch(config.limits, rate)
         self._strangers = Sparing()
         self._handshakes = Handshakes.of_port(config.limits, sealed=wallet is not None)
 
@@ -48,7 +48,7 @@ class _Port:
     async def accept(self, stream: trio.SocketStream) -> None:
         """Handler of the port: whatever arrives, the relay stays up."""
         who = whose(stream.socket)
-        if await self._switch.takes(stream, who):
+        if await self.switch.takes(stream, who):
             return
         tls = Tls(self._listening) if self._listening is not None else None
         try:
@@ -60,7 +60,7 @@ class _Port:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(connection.write_queue)
                     try:
-                        await self._switch.serve(await self._who(connection, who), connection)
+                        await self.switch.serve(await self._who(connection, who), connection)
                     except (TlsFailed, ProtocolError) as bad:
                         self._strangers.say(log.info, "connection ended", who=who, reason=str(bad))
                         connection.send(encode(m.Bye(str(bad)[:1000])))
@@ -114,7 +114,7 @@ async def serve(
         wallet = _wallet(config, listeners[0].getsockname()[1])
         name = config.name or (wallet.name if wallet is not None else "")
         name = name or f"relay-{socket.gethostname()[:60]}-{secrets.token_hex(3)}"
-        port, answered = _Port(config, rate, wallet), trio.Event()
+        port, answered = Port(config, rate, wallet), trio.Event()
         control = Control(
             config, name, secrets.randbits(63), [], listeners[0],
             on_message=lambda message: None,

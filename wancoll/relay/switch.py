@@ -180,10 +180,10 @@ class Switch:
             while count := await source.recv_into(buffer):
                 if self._rate:
                     await self._wait_for_turn(count)
+                self.carried += count
                 left = buffer[:count]
                 while left:
                     left = left[await to.send(left) :]
-                self.carried += count
             to.shutdown(socket.SHUT_WR)
             splice.deadline = min(splice.deadline, trio.current_time() + self._limits.lane_timeout)
         except OSError:

@@ -1,0 +1,212 @@
+"""The switch of a relay and the daemons at it, over loopback in clear: splices, tickets, bounds."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import trio
+
+from wancoll.limits import DEFAULT, PROTOCOL_VERSION
+from wancoll.net.dial import DialFailed
+from wancoll.net.listen import open_listeners, serve_connections
+from wancoll.peer.config import PeerConfig
+from wancoll.peer.links.relays import Relays
+from wancoll.peer.relaying import Port
+from wancoll.relay import switch
+from wancoll.relay.switch import MAGIC
+from wancoll.wire import messages as m
+from wancoll.wire.framing import encode
+
+LIMITS = replace(DEFAULT, connect_timeout=1.0, heartbeat_timeout=0.5, lane_timeout=1.0)
+
+
+@dataclass
+class End:
+    """A daemon at the relay, and the connections that others have asked for."""
+
+    relays: Relays
+    came: Any
+
+
+class Rig:
+    """A relay, and daemons at it."""
+
+    def __init__(self, nursery: trio.Nursery, port: Port, address: str, streams: list[trio.SocketStream]) -> None:
+        self._nursery, self.port, self.address = nursery, port, address
+        self.info = m.RelayInfo("r", (address,))
+        self.streams = streams
+
+    def kept(self, stream: trio.SocketStream) -> trio.SocketStream:
+        """The same, closed at the end."""
+        self.streams.append(stream)
+        return stream
+
+    async def connect(self) -> trio.SocketStream:
+        """Somebody at the relay's port."""
+        host, port = self.address.split(":")
+        return self.kept(await trio.open_tcp_stream(host, int(port)))
+
+    async def join(self, a: End, b: End) -> tuple[trio.SocketStream, trio.SocketStream]:
+        """Both ends of a splice."""
+        near = self.kept(await a.relays.dial("b", 5.0))
+        return near, self.kept(await b.came.receive())
+
+    def daemon(self, name: str) -> End:
+        put, get = trio.open_memory_channel[trio.SocketStream](100)
+
+        async def accept(stream: trio.SocketStream) -> None:
+            await put.send(stream)
+
+        made = Relays(name, None, LIMITS, self._nursery, lambda: self.address, accept, near_only=True)
+        made.told([self.info])
+        return End(made, get)
+
+    async def pair(self) -> tuple[trio.SocketStream, trio.SocketStream]:
+        """Both ends of a splice between two new daemons."""
+        return await self.join(self.daemon("a"), self.daemon("b"))
+
+
+@asynccontextmanager
+async def rig(rate: float = 0.0) -> AsyncIterator[Rig]:
+    listeners = open_listeners("127.0.0.1:0")
+    port = Port(PeerConfig(limits=LIMITS), rate, None)
+    streams: list[trio.SocketStream] = []
+    try:
+        with trio.fail_after(30):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(serve_connections, listeners, port.accept, port.lets_in)
+                yield Rig(nursery, port, f"127.0.0.1:{listeners[0].getsockname()[1]}", streams)
+                nursery.cancel_scope.cancel()
+    finally:
+        for one in (*listeners, *(stream.socket for stream in streams)):
+            one.close()
+
+
+async def all_of(stream: trio.SocketStream) -> bytes:
+    data = b""
+    while more := await stream.receive_some(65536):
+        data += more
+    return data
+
+
+async def test_bytes_and_half_closes_pass_both_ways() -> None:
+    async with rig() as relay:
+        near, far = await relay.pair()
+        sent = bytes(range(256)) * 4096
+
+        async def send() -> None:
+            await near.send_all(sent)
+            await near.send_eof()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(send)
+            assert await all_of(far) == sent
+        await far.send_all(b"answer")  # the other half is open yet
+        await far.send_eof()
+        assert await all_of(near) == b"answer"
+        assert relay.port.switch.carried == len(sent) + 6
+
+
+async def test_a_reset_passes_at_once() -> None:
+    async with rig() as relay:
+        near, far = await relay.pair()
+        near.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        near.socket.close()
+        with pytest.raises(trio.BrokenResourceError):
+            await all_of(far)
+        while relay.port.switch.splices:  # noqa: ASYNC110 - it has no event
+            await trio.sleep(0.01)
+
+
+async def test_a_slow_reader_stops_the_sender() -> None:
+    async with rig() as relay:
+        near, far = await relay.pair()
+        sent = 0
+        with trio.move_on_after(1.0):
+            while True:
+                sent += await near.socket.send(bytes(1 << 20))
+        assert sent < 64 << 20  # what the kernel's buffers and the relay's hold
+        assert relay.port.switch.carried < 64 << 20
+        del far
+
+
+async def test_a_rate_holds_for_all_splices_together() -> None:
+    async with rig(rate=4e6) as relay:
+        ends = [await relay.pair() for _ in range(2)]
+        began = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            for near, far in ends:
+                nursery.start_soon(near.send_all, bytes(1_000_000))
+
+                async def take(far: trio.SocketStream = far) -> None:
+                    left = 1_000_000
+                    while left:
+                        left -= len(await far.receive_some(left))
+
+                nursery.start_soon(take)
+        assert 0.35 < trio.current_time() - began < 5
+
+
+async def test_a_ticket_is_good_once_and_another_one_for_nothing() -> None:
+    async with rig() as relay:
+        near, _ = await relay.pair()
+        for shown in (MAGIC + bytes(32), b"W" + bytes(39)):
+            stranger = await relay.connect()
+            await stranger.send_all(shown)
+            assert await stranger.receive_some(1) == b""
+        await near.send_all(b"x")
+
+
+async def test_who_is_not_there_is_named_and_one_that_comes_is_reached() -> None:
+    async with rig() as relay:
+        a = relay.daemon("a")
+        with pytest.raises(DialFailed, match="daemon b is not at this relay"):
+            await a.relays.dial("b", 0.3)
+        b = relay.daemon("b")
+        await relay.join(a, b)
+
+
+async def test_the_second_of_two_relays_is_taken_where_the_first_is_gone() -> None:
+    async with rig() as one, rig() as two:
+        a, b = one.daemon("a"), one.daemon("b")
+        for end in (a, b):
+            end.relays.told([one.info, m.RelayInfo("r2", (two.address,))])
+        await one.join(a, b)
+        for end in (a, b):
+            end.relays.told([m.RelayInfo("r2", (two.address,))])
+        near, far = await one.join(a, b)
+        await near.send_all(b"x")
+        assert await far.receive_some(1) == b"x"
+        assert (one.port.switch.carried, two.port.switch.carried) == (0, 1)
+
+
+async def test_oldest_tickets_are_void_where_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(switch, "_MOST_TICKETS", 4)
+    async with rig() as relay:
+        both = [await relay.connect() for _ in range(2)]
+        for name, stream in zip("xy", both, strict=True):
+            await stream.send_all(encode(m.AtRelay(PROTOCOL_VERSION, name)))
+        await both[0].receive_some(1000)
+        for number in range(10):
+            await both[0].send_all(encode(m.RelayDial(number, "y")))
+        heard = 0
+        while heard < 10:
+            heard += (await both[0].receive_some(10000)).count(b"RelayDialled")
+        assert len(relay.port.switch._tickets) <= 5
+
+
+async def test_a_silent_daemon_is_given_up() -> None:
+    async with rig() as relay:
+        silent = await relay.connect()
+        await silent.send_all(encode(m.AtRelay(PROTOCOL_VERSION, "x")))
+        assert b"RelayBeat" in await silent.receive_some(1000)
+        began = trio.current_time()
+        assert await all_of(silent) == b""
+        assert 0.9 < trio.current_time() - began < 10
+        assert not relay.port.switch._here
