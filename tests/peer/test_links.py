@@ -280,3 +280,56 @@ def test_a_dialler_that_knows_the_epoch_first_waits_for_it() -> None:
     assert links.step(core.Knock(2, hello), 2.0) == []
     [refused] = links.step(core.Tick(), links.deadline())
     assert isinstance(refused, core.Refuse)
+
+
+# ---- ways --------------------------------------------------------------------------------------------
+
+
+def with_ways(end: End, number: int, *ways: tuple[int, int, bool]) -> list[core.Command]:
+    """The member enters an epoch whose plan names these pairs; members 1 and 2 are neighbours."""
+    told = epoch(number, 1, 2, 3, 4)
+    told = msgspec.structs.replace(told, to=end.mid, plan=msgspec.structs.replace(told.plan, ways=list(ways)))
+    other = 3 - end.mid
+    return end.links.ask(end.owner, core.Enter(told, frozenset({other})), float(number))
+
+
+def test_the_elder_dials_at_once_where_it_alone_can_and_the_younger_waits_for_it() -> None:
+    elder, younger = End(1, set()), End(2, set())
+    assert dialled(with_ways(elder, 2, (1, 2, False))) == [2]
+    assert dialled(with_ways(younger, 2, (1, 2, False))) == []
+    late = 2.0 + DEFAULT.link_timeout / 4
+    assert dialled(younger.links.step(core.Tick(), late)) == [1]  # it may have changed
+    assert only(younger.knock(1, generation=1), core.Welcome)  # the elder's set goes before its own
+
+
+def test_a_need_of_the_end_that_cannot_dial_waits_for_the_other_end() -> None:
+    elder, younger = End(1, set()), End(2, set())
+    for end in (elder, younger):
+        with_ways(end, 2, (3, 1, False), (3, 2, False))
+    assert dialled(elder.links.ask(elder.owner, core.Need(frozenset({3})), 3.0)) == []
+    assert dialled(elder.links.ask(elder.owner, core.Need(frozenset({4})), 3.0)) == [4]  # as others
+
+
+def test_a_pair_without_a_direct_way_is_dialled_through_a_relay() -> None:
+    end = End(2, set())
+    [dial] = only(with_ways(end, 2, (1, 2, True)), core.Dial)
+    assert isinstance(dial, core.Dial)
+    assert dial.relayed
+    assert end.owner.links[1, core.COLLECTIVES].relayed
+    [plain] = only(End(2, {1}).entered, core.Dial)
+    assert isinstance(plain, core.Dial)
+    assert not plain.relayed
+
+
+def test_a_dial_of_which_nothing_is_known_tries_a_relay_when_it_has_failed() -> None:
+    end = End(2, {1})
+    ways = []
+    now, commands = 1.0, end.entered
+    for _ in range(4):
+        [dial] = only(commands, core.Dial)
+        assert isinstance(dial, core.Dial)
+        ways.append(dial.relayed)
+        end.links.step(core.Broken(dial.number, "no answer"), now)
+        now = end.links.deadline()
+        commands = end.links.step(core.Tick(), now)
+    assert ways == [False, True, False, True]

@@ -1,0 +1,203 @@
+"""The way that the master chooses for each pair, and what it tells of relays and of local addresses."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.master.transcript import GROUP, Room
+from wancoll.limits import PROTOCOL_VERSION
+from wancoll.trust.identity import Identity
+from wancoll.wire import messages as m
+from wancoll_master.core.paths import announced, ways
+from wancoll_master.core.ready import Received
+from wancoll_master.core.state import Step
+from wancoll_master.plan.planning import near, propose
+
+
+def answer(room: Room, reached: set[tuple[str, str]], *, by_relay: bool = True) -> list[m.Probe]:
+    """All daemons answer their probes, the youngest first: who dials whom is in *reached*. Returns the probes."""
+    asked = [(daemon, probe) for daemon in reversed(room.conns) for probe in room.take(daemon, m.Probe)]
+    for daemon, probe in asked:
+        ok = by_relay if probe.relayed else (daemon, probe.daemon) in reached
+        ends = probe.group, probe.joiner, probe.prober, probe.target
+        room.say(daemon, m.ProbeResult(*ends, ok, "" if ok else "no answer", relayed=probe.relayed))
+    return [probe for _, probe in asked]
+
+
+def formed(reached: set[tuple[str, str]], count: int = 2, **state: object) -> Room:
+    """A group of m0, m1, ... that forms with a relay in the master, once all probes are answered."""
+    room = Room(own_relay=True, **state)
+    for i in range(count):
+        room.join(f"m{i}", start=count)
+    while answer(room, reached):
+        pass
+    room.sleep(1.1)  # for round trips that nobody measures here
+    assert room.epoch == 1
+    return room
+
+
+ALL = {("d0", "d1"), ("d1", "d0")}
+
+
+@pytest.mark.parametrize(
+    ("reached", "expected"),
+    [
+        (ALL, []),
+        ({("d1", "d0")}, []),  # the younger dials anyway
+        ({("d0", "d1")}, [(1, 2, False)]),
+        (set(), [(1, 2, True)]),
+    ],
+)
+def test_the_plan_names_pairs_of_which_the_elder_dials_or_that_need_a_relay(
+    reached: set[tuple[str, str]], expected: list[tuple[int, int, bool]]
+) -> None:
+    room = formed(reached)
+    assert room.group.planned.plan.ways == expected
+    [told] = room.take("d1", m.Epoch)
+    assert told.plan.ways == expected
+
+
+def test_neither_is_asked_to_go_through_a_relay_before_both_have_failed() -> None:
+    room = Room(own_relay=True)
+    room.join("m0", start=2)
+    room.join("m1", start=2)
+    first = answer(room, set())
+    assert [probe.relayed for probe in first] == [False, False]
+    second = answer(room, set())
+    assert [probe.relayed for probe in second] == [True, True]
+    assert not answer(room, set())
+
+
+def test_where_no_relay_comes_through_either_the_later_one_is_refused_and_told_both() -> None:
+    room = Room(own_relay=True)
+    room.join("m0", start=2)
+    room.join("m1", start=2)
+    answer(room, set())
+    answer(room, set(), by_relay=False)
+    [refused] = room.take("d1", m.Refused)
+    assert "m1 (daemon d1) cannot reach m0" in refused.reason
+    assert "nor by a relay" in refused.reason
+    assert "--relay RATE" in refused.reason
+    assert [joiner.name for joiner in room.group.joining] == ["m0"]
+
+
+def test_nobody_is_asked_while_a_group_forms_where_neither_a_relay_nor_a_nat_is() -> None:
+    room = Room()
+    room.form(2)
+    assert not answer(room, set())
+    assert room.group.planned.plan.ways == []
+
+
+def test_a_pair_that_is_not_answered_in_time_holds_the_group_up_no_longer() -> None:
+    room = Room(own_relay=True)
+    room.join("m0", start=2)
+    room.join("m1", start=2)
+    room.sleep(2 * (room.limits.probe_timeout + room.limits.heartbeat_interval) + 0.1)
+    assert room.take("d1", m.Refused)
+
+
+def test_the_next_epochs_have_the_same_ways_and_those_of_a_master_before() -> None:
+    room = formed({("d1", "d0"), ("d2", "d0"), ("d1", "d2")}, 3)
+    assert room.group.planned.plan.ways == [(2, 3, False)]
+    room.drop("d0")
+    assert room.epoch == 2
+    assert room.group.planned.plan.ways == [(2, 3, False)]
+    before = m.Plan(4, 1024, True, {}, [], 0, "", ways=[(2, 3, True), (3, 9, True)])
+    room.state.dials.forget(["d1", "d2"])
+    assert ways.of(Step(room.state, room.now, propose), room.group.members, before) == [(2, 3, True)]
+
+
+def test_round_trips_are_measured_the_way_that_there_is() -> None:
+    room = Room(own_relay=True)
+    for i in range(2):
+        hello = m.Hello(PROTOCOL_VERSION, f"d{i}", 1, [f"h{i}:1"], 4, "", "0.1.0", measures=True)
+        room.conns[f"d{i}"] = room.stranger(hello)
+        room.join(f"m{i}", start=2)
+    assert [ask.relayed for ask in room.take("d1", m.MeasureLink)] == [False]
+    room.sleep(2.0)  # neither has come through
+    answer(room, set())
+    answer(room, set())
+    assert [ask.relayed for ask in room.take("d1", m.MeasureLink)] == [True]
+
+
+# ---- relays -------------------------------------------------------------------------------------------
+
+
+def relay(room: Room, name: str, role: str = "admin", *, relays: bool = True) -> int:
+    """A relay, or a daemon, that says so with a token for this role."""
+    conn, room._next_conn = room._next_conn, room._next_conn + 1
+    hello = m.Hello(PROTOCOL_VERSION, name, 1, [f"{name}:7401"], 4, "", "0.1.0", relays=relays)
+    room.step(Received(conn, hello, Identity(name, role, key=b"k" * 32)))  # type: ignore[arg-type]
+    room.conns[name] = conn
+    return conn
+
+
+def test_daemons_are_told_of_relays_that_come_and_go_the_masters_own_last() -> None:
+    room = Room(own_relay=True)
+    room.hello("d0")
+    assert [told.relays for told in room.take("d0", m.Relays)] == [[m.RelayInfo("the master")]]
+    relay(room, "r", "relay")
+    here = m.RelayInfo("r", ("r:7401",), b"k" * 32)
+    assert [told.relays for told in room.take("d0", m.Relays)] == [[here, m.RelayInfo("the master")]]
+    assert not room.take("r", m.Relays)
+    room.drop("r")
+    assert [told.relays for told in room.take("d0", m.Relays)] == [[m.RelayInfo("the master")]]
+
+
+def test_a_relay_is_one_by_its_token_and_a_member_of_nothing() -> None:
+    room = Room()
+    assert "wants to be a relay" in room.closed[relay(room, "r", "peer")]
+    assert "wants to be a daemon" in room.closed[relay(room, "r", "relay", relays=False)]
+    relay(room, "r", "relay")
+    room.step(Received(room.conns["r"], m.Join(GROUP, "m", 1, 1), Identity("r", "relay", key=b"k" * 32)))
+    [refused] = room.take("r", m.Refused)
+    assert "may not say Join" in refused.reason
+
+
+def test_there_are_so_many_relays_at_most() -> None:
+    room = Room()
+    for i in range(m.MOST_RELAYS):
+        relay(room, f"r{i}")
+    assert "one relay too many" in room.closed[relay(room, "more")]
+
+
+# ---- behind NAT ---------------------------------------------------------------------------------------
+
+
+def hello_from(source: str, addresses: list[str], hints: list[str], allowed: tuple[str, ...] = ()) -> m.Hello:
+    hello = m.Hello(PROTOCOL_VERSION, "d", 1, addresses, 4, "", "0.1.0", hints=hints)
+    return announced.settled(hello, source, allowed)
+
+
+@pytest.mark.parametrize(
+    ("source", "said", "hints", "allowed", "expected", "kept"),
+    [
+        ("203.0.113.7", ["10.0.0.2:7600"], ["10.0.0.2:7600"], (), ["203.0.113.7:7600"], ["10.0.0.2:7600"]),
+        ("203.0.113.7", ["203.0.113.7:1"], ["10.0.0.2:7600"], (), ["203.0.113.7:1"], ["10.0.0.2:7600"]),  # --advertise
+        ("10.0.0.2", ["10.0.0.2:7600"], ["10.0.0.2:7600"], (), ["10.0.0.2:7600"], []),  # no NAT
+        ("203.0.113.7", ["10.0.0.2:1"], ["10.0.0.2:1"], ("10.0.0.0/8",), ["10.0.0.2:1"], ["10.0.0.2:1"]),
+        ("", ["10.0.0.2:7600"], ["10.0.0.2:7600"], (), ["10.0.0.2:7600"], []),  # in clear nobody looks
+    ],
+)
+def test_where_a_daemon_behind_a_nat_is_to_others(
+    source: str, said: list[str], hints: list[str], allowed: tuple[str, ...], expected: list[str], kept: list[str]
+) -> None:
+    hello = hello_from(source, said, hints, allowed)
+    assert (hello.addresses, hello.hints) == (expected, kept)
+    announced.check(hello.addresses, source, allowed)
+
+
+def test_local_addresses_are_told_to_daemons_behind_the_same_nat_alone() -> None:
+    room = Room()
+    for i, (source, local) in enumerate((("9.9.9.9", "10.0.0.2"), ("9.9.9.9", "10.0.0.3"), ("8.8.8.8", "10.0.0.2"))):
+        hello = m.Hello(PROTOCOL_VERSION, f"d{i}", 1, [f"{local}:1"], 4, "", "0.1.0", hints=[f"{local}:1"])
+        conn, room._next_conn = room._next_conn, room._next_conn + 1
+        room.step(Received(conn, announced.settled(hello, source), source=source))
+        room.conns[f"d{i}"] = conn
+        room.join(f"m{i}", start=3)
+    assert room.take("d0", m.Nearby) == [m.Nearby("d1", ["10.0.0.3:1"])]
+    assert room.take("d1", m.Nearby) == [m.Nearby("d0", ["10.0.0.2:1"])]
+    assert room.take("d2", m.Nearby) == []
+    daemons = [room.state.daemons[f"d{i}"] for i in range(3)]
+    assert not any(near(one, other) for one in daemons for other in daemons if one is not other)
+    assert {probe.target for probe in room.take("d2", m.Probe)} == {1, 2}  # who is behind a NAT is probed
