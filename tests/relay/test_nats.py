@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests.relay.nat import KINDS, PORT, Nats
-from tests.relay.relays import relays
+from tests.relay.running import relays
 from wancoll.chaos import Cluster, in_threads
 from wancoll.errors import WancollError
 

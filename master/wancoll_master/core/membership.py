@@ -217,6 +217,7 @@ def _first_message(step: Step, event: Received) -> None:
         try:
             m.check_protocol(message)
             announced.check(message.addresses, event.source, step.state.announce)
+            announced.check(message.hints, "")
             _check_relay(step, event, message)
         except ProtocolError as bad:
             newcomer = not (message.master or message.term)  # for it no wait makes that right

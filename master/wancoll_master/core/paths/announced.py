@@ -52,7 +52,7 @@ def settled(hello: m.Hello, source: str, allowed: Sequence[str] = ()) -> m.Hello
 
     Its own addresses are hints for those beside it. To others it is at *source*, in case its port is forwarded.
     """
-    hints = [one for one in hello.hints if source and not _is_its_own(split_address(one)[0], source, ())]
+    hints = [one for one in hello.hints if source and _is_local(one, source)]
     addresses = list(hello.addresses)
     if (
         hints
@@ -61,6 +61,16 @@ def settled(hello: m.Hello, source: str, allowed: Sequence[str] = ()) -> m.Hello
     ):
         addresses = [join_address(source, split_address(one)[1]) for one in hints]
     return replace(hello, addresses=addresses, hints=hints)
+
+
+def _is_local(address: str, source: str) -> bool:
+    """Whether it is one of a network of its own, and not *source* itself: no name, and nothing that all can dial."""
+    try:
+        host, port = split_address(address)
+    except ConfigError:
+        return False
+    found = _read(host)
+    return found is not None and port > 0 and not found.is_global and found != _read(source)
 
 
 def is_name(address: str) -> bool:
