@@ -54,12 +54,9 @@ def settled(hello: m.Hello, source: str, allowed: Sequence[str] = ()) -> m.Hello
     """
     hints = [one for one in hello.hints if source and _is_local(one, source)]
     addresses = list(hello.addresses)
-    if (
-        hints
-        and addresses == hello.hints
-        and not all(_is_its_own(split_address(one)[0], source, allowed) for one in hints)
-    ):
-        addresses = [join_address(source, split_address(one)[1]) for one in hints]
+    if hints and addresses == hello.hints:  # it was not told what to announce
+        ports = [port for host, port in map(split_address, hints) if not _is_its_own(host, source, allowed)]
+        addresses = [join_address(source, port) for port in ports] or addresses
     return replace(hello, addresses=addresses, hints=hints)
 
 
