@@ -460,7 +460,7 @@ class Server:
         """Handler of the listeners: whatever arrives, the master stays up."""
         limits = self._limits
         number, who = next(self._numbers), whose(stream.socket)
-        if self._switch is not None and await self._switch.takes(stream, who):
+        if self._switch is not None and await self._switch.takes(stream, who, self._greeting):
             return
         try:
             sock = socket.socket(fileno=stream.socket.detach())
@@ -525,7 +525,7 @@ class Server:
                 return connection.ended or "the master ended it"
             messages[0] = self._introduce(number, connection, messages[0], nonce)
             if isinstance(messages[0], m.AtRelay):
-                return await self._at_relay(number, connection, messages[0])
+                return await self._at_relay(number, connection, messages[0], who)
             await self._hear(number, connection, messages)
             if self._introduced(number):
                 self._strangers.discard(number)
@@ -550,7 +550,7 @@ class Server:
             connection.end()
             return reason
 
-    async def _at_relay(self, number: int, connection: Stream, first: m.AtRelay) -> str:
+    async def _at_relay(self, number: int, connection: Stream, first: m.AtRelay, who: str) -> str:
         """A daemon is to be reached through this master. Raises ProtocolError: it is no relay, or not for this one."""
         m.check_protocol(first)
         if self._switch is None:
@@ -559,6 +559,8 @@ class Server:
             self._count_refused(first)
             raise ProtocolError(refusal.what, expected=refusal.expected, got=refusal.who, hint=refusal.hint)
         self._strangers.discard(number)
+        if self._gate is not None:
+            self._greeting.know(who)
         await self._switch.serve(first.daemon, connection)
         return connection.ended
 

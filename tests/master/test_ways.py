@@ -201,3 +201,34 @@ def test_local_addresses_are_told_to_daemons_behind_the_same_nat_alone() -> None
     daemons = [room.state.daemons[f"d{i}"] for i in range(3)]
     assert not any(near(one, other) for one in daemons for other in daemons if one is not other)
     assert {probe.target for probe in room.take("d2", m.Probe)} == {1, 2}  # who is behind a NAT is probed
+
+
+def test_two_joiners_of_a_running_group_are_probed_for_each_other_and_one_that_leaves_holds_up_nobody() -> None:
+    room = Room(own_relay=True)
+    room.form(1)
+    room.join("m1")
+    room.join("m2")
+    asked = {(probe.prober, probe.target) for daemon in ("d1", "d2") for probe in room.take(daemon, m.Probe)}
+    assert {(2, 3), (3, 2)} <= asked
+    for prober, target in ((1, 2), (2, 1), (1, 3), (3, 1)):
+        joiner = max(prober, target)
+        room.say(f"d{prober - 1}", m.ProbeResult(GROUP, joiner, prober, target, True, ""))
+    room.say("d1", m.Leave(GROUP, "m1", ""))
+    room.all_update(1)
+    room.sleep(room.limits.probe_timeout + 2 * room.limits.heartbeat_interval)
+    assert room.names == ["m0", "m2"]
+    assert not room.take("d2", m.Refused)
+
+
+def test_what_a_nat_refuses_does_not_end_the_daemon_behind_it() -> None:
+    def killed(**state: object) -> Room:
+        room = formed(ALL if state.pop("dialled") else {("d1", "d0")}, **state)
+        room.breaks("d1")
+        room.link_down("m0", "m1")
+        for probe in room.take("d0", m.Probe):
+            room.say("d0", m.ProbeResult(GROUP, 0, probe.prober, probe.target, False, "refused", refused=True))
+        room.sleep(room.limits.doubt_grace + 0.05)
+        return room
+
+    assert killed(dialled=True).names == ["m0"]
+    assert killed(dialled=False).names == ["m0", "m1"]  # d0 never could dial it

@@ -48,7 +48,7 @@ class Port:
     async def accept(self, stream: trio.SocketStream) -> None:
         """Handler of the port: whatever arrives, the relay stays up."""
         who = whose(stream.socket)
-        if await self.switch.takes(stream, who):
+        if await self.switch.takes(stream, who, self._handshakes):
             return
         tls = Tls(self._listening) if self._listening is not None else None
         try:

@@ -72,7 +72,6 @@ class Switch:
         self._limits, self._rate, self._due = limits, rate, 0.0
         self._here: dict[str, Stream] = {}  # daemons, by name
         self._tickets: dict[bytes, _Pair] = {}  # oldest first
-        self._handshakes = Handshakes(limits.pending_connections, limits.handshake_timeout, limits.handshake_least)
         self._strangers = Sparing()
         self.splices = 0  # that there are now
         self.carried = 0  # bytes
@@ -119,11 +118,14 @@ class Switch:
 
     # ---- splices -------------------------------------------------------------------------------------
 
-    async def takes(self, stream: trio.SocketStream, who: str) -> bool:
-        """Whether the connection, of which nothing was read, is an end of a splice: then it has been carried."""
+    async def takes(self, stream: trio.SocketStream, who: str, handshakes: Handshakes) -> bool:
+        """Whether the connection, of which nothing was read, is an end of a splice: then it has been carried.
+
+        Until it has shown a ticket it is one of the port's *handshakes*.
+        """
         sock, pair = stream.socket, None
         try:
-            with self._handshakes.one(who) as scope:
+            with handshakes.one(who) as scope:
                 if await sock.recv(1, socket.MSG_PEEK) != MAGIC[:1]:
                     return False
                 head = b""
@@ -165,7 +167,6 @@ class Switch:
         for sock in (one, other):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, _BUFFER)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(3000 * self._limits.lane_timeout))
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, int(self._limits.lane_timeout)))
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, int(self._limits.lane_timeout / 3)))

@@ -141,8 +141,9 @@ class Relays:
             while True:
                 since = trio.current_time()
                 reason = await self._visit(relay)
+                if relay.stream is not None or trio.current_time() - since > longest:
+                    log.info("not at a relay", relay=relay.info.name, reason=reason)
                 relay.lost()
-                log.info("not at a relay", relay=relay.info.name, reason=reason)
                 pause = min(2 * pause, longest) if trio.current_time() - since < longest else _PAUSES[0]
                 await trio.sleep(pause)
 

@@ -25,11 +25,11 @@ FEW = 8  # joiners of a group that forms, up to which all pairs are asked about
 def ensure_probes(step: Step, group: Group) -> None:
     """Ask about every pair of joiner and member's daemon that is not asked about yet; drop pairs that ended.
 
-    While a group forms, about pairs of joiners: those that the members will need first, where there are many.
+    Of joiners about those pairs, too, that may not reach each other.
     """
+    present = {member.mid for member in group.members + group.joining}
     for at, joiner in list(enumerate(group.joining))[0 if group.members else -1 :]:  # others were asked when they came
-        others = group.members or _doubtful(step, group.joining, at)
-        present = {member.mid for member in others}
+        others = group.members + _doubtful(step, group.joining, at)
         joiner.probes = {mid: pair for mid, pair in joiner.probes.items() if mid in present}
         covered = {joiner.daemon.name, *(pair.member.daemon.name for pair in joiner.probes.values())}
         for member in others:
@@ -52,7 +52,10 @@ def _doubtful(step: Step, joining: list[Member], at: int) -> list[Member]:
 
 def result(step: Step, daemon: Daemon, message: m.ProbeResult) -> Group | None:
     """Take in a probe's result. Returns the joiner's group where its admission has to be looked at again."""
-    joiner = step.state.members.get(message.joiner)
+    members = step.state.members
+    one, other, joiner = (members.get(mid) for mid in (message.prober, message.target, message.joiner))
+    if one is not None and other is not None and one.daemon is daemon and not message.relayed:
+        ways.found(step, daemon, other.daemon, ok=message.ok)  # also where the joiner has come in meanwhile
     if joiner is None or joiner.in_epoch or joiner.group.name != message.group:
         return None
     group, outward = joiner.group, message.prober == joiner.mid
@@ -62,8 +65,6 @@ def result(step: Step, daemon: Daemon, message: m.ProbeResult) -> Group | None:
     prober, target = (joiner, pair.member) if outward else (pair.member, joiner)
     if prober.daemon is not daemon:
         raise ProtocolError("answered a probe of another daemon", expected=f"daemon {prober.daemon.name}")
-    if not message.relayed:
-        ways.found(step, prober.daemon, target.daemon, ok=message.ok)
     if not message.ok and message.relayed == bool(pair.direct):
         _failed(step, joiner, pair, {prober.mid: f"{_cannot_reach(prober, target)}: {message.reason}"})
     elif message.ok and not pair.ok:
@@ -78,6 +79,9 @@ def overdue(step: Step, group: Group) -> None:
     for joiner in list(group.joining):
         for pair in list(joiner.probes.values()):
             if pair.ok or pair.deadline > step.now:
+                continue
+            if pair.member.mid not in step.state.members:  # another joiner, which has left
+                del joiner.probes[pair.member.mid]
                 continue
             if not pair.asked and not suspected(step, pair.member.daemon, UNPROBED):
                 _ask(step, joiner, pair)
@@ -129,7 +133,7 @@ def _failed(step: Step, joiner: Member, pair: ProbePair, why: dict[int, str]) ->
 
     Returns whether it is refused.
     """
-    if pair.ok:
+    if pair.ok or pair.member.mid not in step.state.members:
         return False
     if suspected(step, pair.member.daemon, UNPROBED):
         pair.asked = False
