@@ -217,7 +217,7 @@ BOUNDS = {
     "wancoll/peer/links/connections.py: Connector.nearby": "_MOST_NEARBY of daemon.py",
     "wancoll/peer/links/relays.py: Relays._relays": "MOST_RELAYS",
     "wancoll/peer/links/relays.py: _Relay.answers": "lanes that are dialled, probes",
-    "wancoll/relay/switch.py: Switch._here": "daemons: those that a master has admitted",
+    "wancoll/relay/switch.py: Switch._here": "daemons",
     "wancoll/relay/switch.py: Switch._tickets": "_MOST_TICKETS",
     "wancoll/peer/control.py: Control._hints": "one of each listener",
     "wancoll/peer/core/links.py: MemberLinks.ways": "4096, in a Plan",

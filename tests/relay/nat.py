@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -19,6 +20,13 @@ _LAN = "192.168.0"  # of each router: hosts of two LANs may have one address
 # where a packet was sent to. symmetric: the same, and each connection has another port outside. Routers drop the rest.
 Kind = str
 KINDS = ("open", "cone", "restricted", "symmetric")
+
+
+def why_not() -> str:
+    """Why this machine can have no Nats, "" if it can."""
+    if os.geteuid() or not all(map(shutil.which, ("nft", "ip"))):
+        return "needs root, nft and ip"
+    return ""
 
 
 class Nats:

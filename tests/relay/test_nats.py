@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.relay.nat import KINDS, PORT, Nats
+from tests.relay.nat import KINDS, PORT, Nats, why_not
 from tests.relay.running import relays
 from wancoll.chaos import Cluster, in_threads
 from wancoll.errors import WancollError
@@ -23,8 +23,13 @@ OFTEN = [("symmetric", "restricted"), ("open", "symmetric"), ("restricted", "con
 LISTEN = f"--listen=*:{PORT}"
 
 
-def cluster_behind(nats: Nats, peers: int, *master: str, peer_args: Sequence[str] = (LISTEN,)) -> Cluster:
-    return Cluster(peers, lanes=2, network=nats, secure=True, master_args=master, peer_args=peer_args)
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
+
+
+def cluster_behind(
+    nats: Nats, peers: int, *master: str, peer_args: Sequence[str] = (LISTEN,), secure: bool = True
+) -> Cluster:
+    return Cluster(peers, lanes=2, network=nats, secure=secure, master_args=master, peer_args=peer_args)
 
 
 def sum_of(comms: list[Any], count: int = 1000) -> list[Any]:
@@ -71,6 +76,7 @@ def test_all_pairs_of_kinds_do(pair: tuple[str, str]) -> None:
     check_pair(*pair)
 
 
+@pytest.mark.check
 @pytest.mark.timeout(120)
 def test_members_behind_one_nat_reach_each_other_by_local_addresses_and_others_by_a_relay() -> None:
     kinds = ["restricted", "=0", "restricted"]
@@ -82,6 +88,29 @@ def test_members_behind_one_nat_reach_each_other_by_local_addresses_and_others_b
         assert group.plan is not None
         relayed = {frozenset((names[one], names[other])) for one, other, by in group.plan.plan.ways if by}
         assert relayed == {frozenset(("peer-0", "peer-2")), frozenset(("peer-1", "peer-2"))}
+
+
+@pytest.mark.check
+@pytest.mark.timeout(120)
+def test_a_group_in_clear_meets_at_a_relay_too() -> None:
+    with Nats(["restricted", "symmetric"]) as nats, cluster_behind(nats, 2, "--relay=1Gbit/s", secure=False) as cluster:
+        comms = in_threads(lambda i: cluster.connect(i, start_world=2, min_world=2), 2)
+        assert [receipt.world_size for receipt in sum_of(comms)] == [2, 2]
+
+
+@pytest.mark.check
+@pytest.mark.timeout(120)
+def test_a_joiner_behind_nat_is_admitted_through_a_relay_and_reaches_joiners_beside_it() -> None:
+    with Nats(["restricted", "symmetric", "restricted"]) as nats, cluster_behind(nats, 3, "--relay=1Gbit/s") as cluster:
+
+        def client(i: int) -> Any:
+            comm = cluster.connect(i, start_world=1, min_world=1)
+            while comm.world_size < 3:
+                comm.update_membership()
+            return comm
+
+        comms = in_threads(client, 3)
+        assert [receipt.world_size for receipt in sum_of(comms)] == [3, 3, 3]
 
 
 @pytest.mark.check

@@ -136,6 +136,20 @@ async def test_a_slow_reader_stops_the_sender() -> None:
         del far
 
 
+async def test_an_end_that_breaks_off_ends_the_splice_although_the_other_takes_nothing() -> None:
+    async with rig() as relay:
+        near, far = await relay.pair()
+        with trio.move_on_after(0.5):
+            while True:
+                await near.socket.send(bytes(1 << 20))
+        assert relay.port.switch.splices == 1
+        near.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        near.socket.close()
+        while relay.port.switch.splices:  # noqa: ASYNC110 - it has no event
+            await trio.sleep(0.01)
+        del far
+
+
 async def test_a_rate_holds_for_all_splices_together() -> None:
     async with rig(rate=4e6) as relay:
         ends = [await relay.pair() for _ in range(2)]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 import struct
 from collections.abc import AsyncIterator
@@ -19,6 +20,7 @@ from typing import Any
 import structlog
 import trio
 
+from wancoll.errors import ProtocolError
 from wancoll.limits import KIB, Limits
 from wancoll.net.listen import Handshakes, Sparing, why_ended
 from wancoll.net.stream import Stream
@@ -86,6 +88,8 @@ class Switch:
         """
         if (before := self._here.pop(daemon, None)) is not None:
             before.end()
+        if len(self._here) >= self._limits.daemons:
+            raise ProtocolError("is one daemon too many for this relay", who=daemon, expected=f"{self._limits.daemons}")
         self._here[daemon] = stream
         log.info("a daemon can be reached here", daemon=daemon)
         beat, silence = encode(m.RelayBeat()), BEATS * self._limits.heartbeat_timeout
@@ -164,16 +168,26 @@ class Switch:
 
     async def _splice(self, one: Any, other: Any) -> None:
         """Carry bytes both ways until both have ended, or one is broken: then the other is reset, too."""
+        patience = max(3, int(self._limits.lane_timeout))
+        keepalive = ((socket.TCP_KEEPIDLE, patience), (socket.TCP_KEEPINTVL, patience // 3), (socket.TCP_KEEPCNT, 3))
         for sock in (one, other):
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, _BUFFER)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, int(self._limits.lane_timeout)))
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, int(self._limits.lane_timeout / 3)))
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
-        async with trio.open_nursery() as nursery:
-            for source, to in ((one, other), (other, one)):
-                nursery.start_soon(self._carry, source, to, nursery.cancel_scope)
+            for option, value in ((socket.TCP_NODELAY, 1), (_TCP_NOTSENT_LOWAT, _BUFFER), *keepalive):
+                sock.setsockopt(socket.IPPROTO_TCP, option, value)
+        with contextlib.closing(select.epoll()) as gone:
+            for sock in (one, other):
+                gone.register(sock.fileno(), select.EPOLLRDHUP)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._end_soon, gone.fileno(), nursery.cancel_scope)
+                async with trio.open_nursery() as both:
+                    for source, to in ((one, other), (other, one)):
+                        both.start_soon(self._carry, source, to, nursery.cancel_scope)
+                nursery.cancel_scope.cancel()
+
+    async def _end_soon(self, gone: int, splice: trio.CancelScope) -> None:
+        """Once one end has closed, the other has a while to take what is left, which it may never do."""
+        await trio.lowlevel.wait_readable(gone)
+        splice.deadline = trio.current_time() + self._limits.lane_timeout
 
     async def _carry(self, source: Any, to: Any, splice: trio.CancelScope) -> None:
         buffer = memoryview(bytearray(_BUFFER))
@@ -186,7 +200,6 @@ class Switch:
                 while left:
                     left = left[await to.send(left) :]
             to.shutdown(socket.SHUT_WR)
-            splice.deadline = min(splice.deadline, trio.current_time() + self._limits.lane_timeout)
         except OSError:
             for sock in (source, to):
                 with contextlib.suppress(OSError):
