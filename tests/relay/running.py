@@ -25,7 +25,7 @@ def token(cluster: Cluster, nats: Nats, role: str) -> str:
 
 
 class RelayProcess:
-    """One on *host*, at port 7401 there. *program*: and its first arguments, which take those of a relay."""
+    """One on *host*, at port 7402 there. *program*: and its first arguments, which take those of a relay."""
 
     def __init__(
         self, cluster: Cluster, nats: Nats, host: Host, folder: Path, program: Sequence[str] = ("wancoll", "relay")
@@ -33,7 +33,7 @@ class RelayProcess:
         self._program = program
         self._nats, self._host, self._folder, self.name = nats, host, str(folder), f"relay-{host}"
         self._options = [f"--join={token(cluster, nats, 'relay')}", f"--name={self.name}"]
-        self._options += [f"--state={folder}/{self.name}", f"--listen={nats.address(host)}:7401"]
+        self._options += [f"--state={folder}/{self.name}", f"--listen={nats.address(host)}:7402"]
         self._child: Child | None = None
         self.start()
 

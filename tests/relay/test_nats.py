@@ -20,6 +20,7 @@ from wancoll.errors import WancollError
 
 PAIRS = list(itertools.product(KINDS, KINDS))
 OFTEN = [("symmetric", "restricted"), ("open", "symmetric"), ("restricted", "cone"), ("restricted", "restricted")]
+SLOW = ("wancoll", "relay", "--rate=300Mbit/s")
 LISTEN = f"--listen=*:{PORT}"
 
 
@@ -133,13 +134,19 @@ def test_killing_a_relay_costs_an_epoch_and_no_member_where_another_one_is_or_it
             nats.add_open(host, last)  # type: ignore[arg-type]
         with (
             cluster_behind(nats, 2) as cluster,
-            relays(cluster, nats, tmp_path, "r1", "r2") as (one, other),  # type: ignore[arg-type]
+            relays(cluster, nats, tmp_path, "r1", "r2", program=SLOW) as (one, other),  # type: ignore[arg-type]
         ):
             comms = in_threads(lambda i: cluster.connect(i, start_world=2, min_world=2), 2)
             sum_of(comms)
             epochs = [cluster.status().groups[0].epoch]
-            one.kill()  # lanes go through the first
-            sum_of(comms, 1 << 20)
+            with ThreadPoolExecutor(1) as pool:
+                running = pool.submit(sum_of, comms, 8 << 20)
+                while not cluster.peer_status(0)["members"][0]["ops"]:
+                    time.sleep(0.01)
+                time.sleep(0.3)  # it takes two seconds, lanes go through the first relay
+                assert not running.done()
+                one.kill()
+                running.result()
             epochs.append(cluster.status().groups[0].epoch)
             other.kill()
             one.start()

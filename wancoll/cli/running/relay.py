@@ -19,7 +19,7 @@ from wancoll.units import parse_rate
 
 def relay(
     *,
-    listen: str = "*:7401",
+    listen: str = "*:7402",
     master: str = "",
     advertise: Annotated[tuple[str, ...], Parameter(negative=())] = (),
     name: str = "",
