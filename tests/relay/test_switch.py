@@ -200,6 +200,33 @@ async def test_the_second_of_two_relays_is_taken_where_the_first_is_gone() -> No
         assert (one.port.switch.carried, two.port.switch.carried) == (0, 1)
 
 
+async def test_a_relay_that_has_died_unheard_leaves_time_for_another_one() -> None:
+    async with rig() as one:
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            a, b = one.daemon("a"), one.daemon("b")
+            await one.join(a, b)  # both are there
+            dead = m.RelayInfo("dead", (f"127.0.0.1:{silent.getsockname()[1]}",))
+            for end in (a, b):
+                end.relays.told([dead, one.info])
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_says_that_it_is_one, silent)
+                while next(iter(a.relays._relays.values())).stream is None:  # noqa: ASYNC110 - it has no event
+                    await trio.sleep(0.01)
+                one.kept(await a.relays.dial("b", 1.0))
+                one.kept(await b.came.receive())
+                nursery.cancel_scope.cancel()
+
+
+async def _says_that_it_is_one(listener: socket.socket) -> None:
+    """Play a relay that beats, and answers no question."""
+
+    async def play(stream: trio.SocketStream) -> None:
+        await stream.send_all(encode(m.RelayBeat()))
+        await trio.sleep_forever()
+
+    await serve_connections([listener], play)
+
+
 async def test_oldest_tickets_are_void_where_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(switch, "_MOST_TICKETS", 4)
     async with rig() as relay:

@@ -131,6 +131,7 @@ class Daemon:
         self._no_master_since = self.now()
         self._no_master_reason = "no connection yet"
         self._probes = 0  # under way
+        self._relays_told = False  # by the master that is connected
         self._ended: dict[int, str] = {}  # members that are out: groups by mid, oldest first
         self.answered = trio.Event()  # once a master has taken it in
         self.ending: m.Failure | None = None  # it ends: what clients are told
@@ -329,6 +330,7 @@ class Daemon:
         elif isinstance(message, m.AskToLeave):
             self.ask_to_leave(message)
         elif isinstance(message, m.Relays):
+            self._relays_told = True
             self.relays.told(message.relays)
         elif isinstance(message, m.Nearby):
             keep_newest(self.links.connector.nearby, message.daemon, message.addresses, _MOST_NEARBY)
@@ -385,6 +387,7 @@ class Daemon:
         log.info("connected to the master", master=self.control.master_address)
         self.answered.set()
         self.measurer.retell()
+        self._relays_told = False
         for session in list(self.sessions):
             with session.alone("the master's return"):
                 session.run(session.member.reconnected(self.control.number, self.control.master))
@@ -416,7 +419,9 @@ class Daemon:
         session.tell(m.Slow(0, f"for the master at {self.config.master}: {self._no_master_reason}"[:4000]))
 
     def _master_synced(self) -> None:
-        """The master has told all it knows: members of the connection before are unknown to it."""
+        """The master has told all it knows: members of the connection before are unknown to it, and so are relays."""
+        if not self._relays_told:
+            self.relays.told([])
         for session in list(self.sessions):
             if session.member.epoch is not None and session.member.master_session.connection != self.control.number:
                 with session.alone("being forgotten"):

@@ -33,13 +33,12 @@ class _Relay:
     def __init__(self, info: m.RelayInfo) -> None:
         self.info, self.scope, self.begun = info, trio.CancelScope(), False
         self.stream: Stream | None = None
-        self.answers: dict[int, m.RelayDialled | trio.Event] = {}  # by the number of the question
+        self.answers: dict[int, trio.MemorySendChannel[m.RelayDialled]] = {}  # to questions, by number
 
     def answer(self, number: int, answer: m.RelayDialled) -> None:
         """The answer to a question has come, if it is still waited for."""
-        if isinstance(asked := self.answers.get(number), trio.Event):
-            self.answers[number] = answer
-            asked.set()
+        if (waits := self.answers.pop(number, None)) is not None:
+            waits.send_nowait(answer)
 
     def lost(self) -> None:
         """The connection is gone: nothing is answered any more."""
@@ -96,11 +95,13 @@ class Relays:
         reasons: dict[str, str] = {}
         with trio.move_on_after(within):
             while True:
-                for relay in list(self._relays.values()):
+                relays = list(self._relays.values())
+                for relay in relays:
                     try:
-                        return await self._through(relay, daemon, within)
-                    except DialFailed as bad:
-                        reasons[relay.info.name] = str(bad)
+                        with trio.fail_after(within / len(relays)):  # one may be dead, and nobody knows yet
+                            return await self._through(relay, daemon, within)
+                    except (DialFailed, trio.TooSlowError) as bad:
+                        reasons[relay.info.name] = str(bad) or "no answer"
                 await trio.sleep(_POLL)
         tried = "; ".join(f"{name}: {why}" for name, why in reasons.items())
         raise DialFailed(f"no relay reaches daemon {daemon} within {within:.1f} s ({tried or 'none is known'})")
@@ -108,15 +109,13 @@ class Relays:
     async def _through(self, relay: _Relay, daemon: str, within: float) -> trio.SocketStream:
         if relay.stream is None:
             raise DialFailed("this daemon is not there")
-        number, came = next(self._numbers), trio.Event()
-        relay.answers[number] = came
+        number, (waits, came) = next(self._numbers), trio.open_memory_channel[m.RelayDialled](1)
+        relay.answers[number] = waits
         try:
             relay.stream.send(encode(m.RelayDial(number, daemon)))
-            await came.wait()
-            answer = relay.answers[number]
-            assert isinstance(answer, m.RelayDialled)
+            answer = await came.receive()
         finally:
-            del relay.answers[number]
+            relay.answers.pop(number, None)
         if answer.reason:
             raise DialFailed(answer.reason)
         return await self._splice(relay, answer.ticket, within)
@@ -127,6 +126,9 @@ class Relays:
             await stream.send_all(MAGIC + ticket)
         except trio.BrokenResourceError as bad:
             raise DialFailed(f"relay {relay.info.name}: {bad}") from bad
+        except trio.Cancelled:
+            stream.socket.close()
+            raise
         return stream
 
     def _addresses(self, relay: _Relay) -> list[str]:
