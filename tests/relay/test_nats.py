@@ -161,6 +161,20 @@ def test_killing_a_relay_costs_an_epoch_and_no_member_where_another_one_is_or_it
 
 
 @pytest.mark.check
+@pytest.mark.timeout(120)
+def test_a_master_that_is_a_relay_is_killed_and_started_again_and_nobody_is_lost() -> None:
+    with Nats(["restricted", "symmetric"]) as nats, cluster_behind(nats, 2, "--relay=1Gbit/s") as cluster:
+        comms = in_threads(lambda i: cluster.connect(i, start_world=2, min_world=2), 2)
+        sum_of(comms)
+        cluster.kill_master()
+        cluster.start_master()
+        assert [receipt.world_size for receipt in sum_of(comms)] == [2, 2]
+        [group] = cluster.status().groups
+        assert group.plan is not None
+        assert [relayed for _, _, relayed in group.plan.plan.ways] == [True]
+
+
+@pytest.mark.check
 @pytest.mark.timeout(180)
 def test_what_a_relay_changes_is_found_and_no_sum_is_wrong(tmp_path: Path) -> None:
     asked, evil = tmp_path / "attack", Path(__file__).with_name("evil.py")

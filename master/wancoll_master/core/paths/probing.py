@@ -27,10 +27,9 @@ def ensure_probes(step: Step, group: Group) -> None:
 
     Of joiners about those pairs, too, that may not reach each other.
     """
-    present = {member.mid for member in group.members + group.joining}
     for at, joiner in list(enumerate(group.joining))[0 if group.members else -1 :]:  # others were asked when they came
         others = group.members + _doubtful(step, group.joining, at)
-        joiner.probes = {mid: pair for mid, pair in joiner.probes.items() if mid in present}
+        joiner.probes = {mid: pair for mid, pair in joiner.probes.items() if mid in step.state.members}
         covered = {joiner.daemon.name, *(pair.member.daemon.name for pair in joiner.probes.values())}
         for member in others:
             if member.daemon.name not in covered:

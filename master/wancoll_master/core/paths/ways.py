@@ -56,8 +56,9 @@ def _tell(step: Step) -> None:
 
 def tell_nearby(step: Step, group: Group, newcomer: Daemon) -> None:
     """Tell the newcomer and the group's daemons behind the same NAT each other's local addresses. Nobody else is."""
-    others = {member.daemon: None for member in group.members + group.joining if member.daemon is not newcomer}
-    for other in others if newcomer.hints else ():
+    if not newcomer.hints:
+        return
+    for other in {member.daemon: None for member in group.members + group.joining if member.daemon is not newcomer}:
         if other.hints and other.source == newcomer.source:
             step.send(newcomer.conn, m.Nearby(other.name, other.hints))
             step.send(other.conn, m.Nearby(newcomer.name, newcomer.hints))
