@@ -73,7 +73,7 @@ def found(step: Step, prober: Daemon, target: Daemon, *, ok: bool) -> None:
     ends = prober.name, target.name
     if ends in dials:
         dials[ends] = ok
-    elif len(dials) < MAX_PATHS:
+    elif prober is not target and len(dials) < MAX_PATHS:
         dials.add(ends, ok)
 
 
