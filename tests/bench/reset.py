@@ -1,4 +1,4 @@
-"""`python -m tests.bench.reset`: all-reduces over a long path while connections of lanes are reset, and without, in turns."""
+"""`python -m tests.bench.reset`: all-reduces over a long path, in turns with and without resets of single lanes."""
 
 from __future__ import annotations
 
@@ -101,9 +101,8 @@ def measure(
             resets += count[0]
         close_all(comms)
     quiet, torn = statistics.median(calm), statistics.median(broken)
-    print(
-        f"{quiet:.2f} s without, {torn:.2f} s with {resets} resets in {rounds} operations: {quiet / torn:.3f} of the speed"
-    )
+    torn_by = f"{torn:.2f} s with {resets} resets in {rounds} operations"
+    print(f"{quiet:.2f} s without, {torn_by}: {quiet / torn:.3f} of the speed")
 
 
 if __name__ == "__main__":
