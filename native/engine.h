@@ -225,7 +225,8 @@ int wc_lane_attach_tls(wc_engine *engine, uint64_t link, uint32_t lane, uint64_t
    then. memory: a memfd of WC_PIPE_HEAD + 2 x n bytes, n a power of two from 4096 to WC_MOST_PIPE, that is sealed against
    shrinking; it stays the caller's. first: this end made it. Not for notes. Where it is lost, so is its link. EINVAL: the memory is of another kind. */
 enum { WC_PIPE_HEAD = 4096, WC_MOST_PIPE = 1 << 20 };
-int wc_lane_attach_pipe(wc_engine *engine, uint64_t link, uint32_t lane, int fd, int memory, int first, uint32_t checksums);
+int wc_lane_attach_pipe(wc_engine *engine, uint64_t link, uint32_t lane, uint64_t connection, int fd, int memory, int first,
+                        uint32_t checksums);
 /* By its memory's first WC_PIPE_HEAD bytes: how many bytes of the end that is the first, or the other one, its neighbour
    says that it has read. */
 uint64_t wc_pipe_taken(const void *memory, int first);
@@ -244,14 +245,14 @@ int wc_link_close(wc_engine *engine, uint64_t link);
 int wc_post(wc_engine *engine, const wc_op *op);
 /* Takes an op out of everything; answered by one WC_EV_CANCELLED, or by WC_EV_DONE and then WC_EV_CANCELLED if it had
    just finished; however often it is said before the answer, there is one. Cannot fail for a live op. One that is finished
-   or unknown is answered with WC_EV_CANCELLED too, when the workers are through with all that was said before. */
+   or unknown is answered with WC_EV_CANCELLED too. */
 int wc_cancel(wc_engine *engine, uint64_t op);
 /* An op that has finished is kept, since what it has sent may have to be sent again. No more: it is committed, or nothing
-   of this attempt counts. Unknown ops are none. */
-void wc_release(wc_engine *engine, uint64_t op);
-/* Whether anything was sent again. Then who takes memory away waits for the answer to a wc_cancel of anything: the other
-   end may have lied about what it lacks of an op that is released. */
-int wc_resent(const wc_engine *engine);
+   of this attempt counts. 1: some of it was sent again, and its memory may be read until wc_fence returns; else nobody
+   reads it any more. Unknown ops are none. */
+int wc_release(wc_engine *engine, uint64_t op);
+/* Returns when the workers are through with all that was said before: soon, since they wait for nothing. -1: ENOMEM */
+int wc_fence(wc_engine *engine);
 /* Whether parts of the op wait for bytes of the input buffer that are not filled yet; 0 for an unknown one. */
 int wc_op_lacks_input(wc_engine *engine, uint64_t op);
 

@@ -8,6 +8,13 @@
 
 enum { WC_CMD_ATTACH, WC_CMD_EPOCH, WC_CMD_PACE, WC_CMD_CLOSE, WC_CMD_POST, WC_CMD_CANCEL, WC_CMD_RELEASE, WC_CMD_FENCE, WC_CMD_LOST, WC_CMD_FORGET };
 
+/* Somebody waits until so many workers have come that far. */
+typedef struct {
+    pthread_mutex_t mutex; /* guards the count */
+    pthread_cond_t through;
+    uint32_t left;
+} wc_fenced;
+
 struct wc_command {
     wc_command *next;
     wc_worker *worker;
@@ -16,6 +23,7 @@ struct wc_command {
     uint32_t lane;    /* ATTACH */
     bool checksums;   /* ATTACH */
     wc_lost lost;     /* LOST */
+    wc_fenced *fence; /* FENCE */
     /* ATTACH: the connection's; EPOCH: the epoch; PACE: the rate; CANCEL: its number; POST: cancels that must be through
        before */
     uint64_t number;

@@ -183,11 +183,12 @@ int wc_lane_attach_tls(wc_engine *engine, uint64_t id, uint32_t lane, uint64_t c
     return attach(engine, id, lane, connection, (wc_stream){.fd = wc_tls_take(tls), .tls = tls}, checksums);
 }
 
-int wc_lane_attach_pipe(wc_engine *engine, uint64_t id, uint32_t lane, int fd, int memory, int first, uint32_t checksums)
+int wc_lane_attach_pipe(wc_engine *engine, uint64_t id, uint32_t lane, uint64_t connection, int fd, int memory, int first,
+                        uint32_t checksums)
 {
     wc_stream stream = {.fd = fd, .pipe = wc_pipe_new(memory, fd, first != 0)};
     if (stream.pipe)
-        return attach(engine, id, lane, 1, stream, checksums);
+        return attach(engine, id, lane, connection, stream, checksums);
     int error = errno;
     close(fd);
     return fail(error);
@@ -299,24 +300,6 @@ int wc_post(wc_engine *engine, const wc_op *op)
     return wc_post_for(engine, op, NULL, 0);
 }
 
-/* Answers a cancel of nothing when all workers have done what was said before; engine->mutex held. Returns 0 or ENOMEM. */
-static int answer_later(wc_engine *engine, uint64_t id)
-{
-    wc_work *nothing = calloc(1, sizeof *nothing);
-    wc_command *commands = nothing ? wc_commands_new(engine, WC_CMD_FENCE, NULL) : NULL;
-    if (!commands || wc_events_reserve(&engine->events, 1) < 0) {
-        wc_commands_free(commands);
-        free(nothing);
-        return ENOMEM;
-    }
-    nothing->engine = engine;
-    nothing->op.id = id;
-    nothing->answers = true;
-    atomic_init(&nothing->refs, engine->config.workers);
-    wc_commands_send(commands, 0, NULL, nothing);
-    return 0;
-}
-
 int wc_cancel(wc_engine *engine, uint64_t id)
 {
     int error = 0;
@@ -333,8 +316,11 @@ int wc_cancel(wc_engine *engine, uint64_t id)
         work->speaks = false;
         atomic_fetch_add(&work->refs, engine->config.workers);
         wc_commands_send(commands, ++engine->cancels, NULL, work);
+    } else if (!work && wc_events_reserve(&engine->events, 1) < 0) {
+        error = ENOMEM;
     } else if (!work) {
-        error = answer_later(engine, id);
+        wc_event event = {.type = WC_EV_CANCELLED, .op = id};
+        wc_events_push(&engine->events, &event);
     }
     pthread_mutex_unlock(&engine->mutex);
     if (ended)
@@ -342,11 +328,11 @@ int wc_cancel(wc_engine *engine, uint64_t id)
     return error ? fail(error) : 0;
 }
 
-void wc_release(wc_engine *engine, uint64_t id)
+int wc_release(wc_engine *engine, uint64_t id)
 {
     pthread_mutex_lock(&engine->mutex);
     wc_work *work = work_find(engine, id);
-    const bool ends = work && work->settled;
+    const bool ends = work && work->settled, resent = work && atomic_load(&work->resent);
     if (ends)
         wc_work_retire(work);
     else if (work)
@@ -354,11 +340,29 @@ void wc_release(wc_engine *engine, uint64_t id)
     pthread_mutex_unlock(&engine->mutex);
     if (ends)
         wc_work_unref(work);
+    return resent;
 }
 
-int wc_resent(const wc_engine *engine)
+int wc_fence(wc_engine *engine)
 {
-    return atomic_load(&engine->resent);
+    wc_fenced fence = {.left = engine->config.workers};
+    wc_command *commands = wc_commands_new(engine, WC_CMD_FENCE, NULL);
+    if (!commands)
+        return fail(ENOMEM);
+    pthread_mutex_init(&fence.mutex, NULL);
+    pthread_cond_init(&fence.through, NULL);
+    for (wc_command *command = commands; command; command = command->next)
+        command->fence = &fence;
+    pthread_mutex_lock(&engine->mutex);
+    wc_commands_send(commands, 0, NULL, NULL);
+    pthread_mutex_unlock(&engine->mutex);
+    pthread_mutex_lock(&fence.mutex);
+    while (fence.left)
+        pthread_cond_wait(&fence.through, &fence.mutex);
+    pthread_mutex_unlock(&fence.mutex);
+    pthread_cond_destroy(&fence.through);
+    pthread_mutex_destroy(&fence.mutex);
+    return 0;
 }
 
 void wc_trace(wc_engine *engine, int on)

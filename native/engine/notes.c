@@ -208,6 +208,15 @@ void wc_notes_say_lost(wc_notes *notes, const wc_lost *lost)
     tell(notes, WC_FRAME_LOST, lost, sizeof *lost);
 }
 
+void wc_notes_refuse(wc_notes *notes, uint32_t lane, uint64_t taken, uint64_t sent)
+{
+    pthread_mutex_lock(&notes->mutex);
+    if (notes->stream.fd >= 0)
+        down(notes, EPROTO, "notes: protocol: %llu bytes taken from lane %u, which has sent %llu",
+             (unsigned long long)taken, lane, (unsigned long long)sent);
+    pthread_mutex_unlock(&notes->mutex);
+}
+
 bool wc_notes_attached(wc_notes *notes)
 {
     pthread_mutex_lock(&notes->mutex);
@@ -259,9 +268,9 @@ static void hear_lost(wc_notes *notes, const wc_note_frame *frame)
     wc_link *link = (wc_link *)((char *)notes - offsetof(wc_link, notes));
     wc_lost lost;
     memcpy(&lost, frame->bytes, sizeof lost);
-    if (frame->length != sizeof lost || lost.lane >= link->lanes_count) {
-        down(notes, EPROTO, "notes: protocol: lane %llu is lost, expected one below %u", (unsigned long long)lost.lane,
-             link->lanes_count);
+    if (frame->length != sizeof lost || lost.lane >= link->lanes_count || !lost.connection) {
+        down(notes, EPROTO, "notes: protocol: connection %llu of lane %llu is lost, expected 1 or above of one below %u",
+             (unsigned long long)lost.connection, (unsigned long long)lost.lane, link->lanes_count);
         return;
     }
     wc_command *command = atomic_load(&notes->losing) < WC_MOST_LOSING ? calloc(1, sizeof *command) : NULL;

@@ -42,6 +42,7 @@ int wc_notes_put(wc_notes *notes, const void *bytes, uint32_t length);   /* 0, o
 void wc_notes_tell(wc_notes *notes, const void *bytes, uint32_t length); /* one that takes no more breaks */
 bool wc_notes_attached(wc_notes *notes);
 void wc_notes_say_lost(wc_notes *notes, const wc_lost *lost); /* to the other end's lane; as wc_notes_tell */
+void wc_notes_refuse(wc_notes *notes, uint32_t lane, uint64_t taken, uint64_t sent); /* the other end cannot have taken it */
 /* What epoll tells of it: notes leave, and at most cap come to `out`. Returns how many */
 int wc_notes_serve(wc_notes *notes, uint32_t events, wc_note *out, int cap);
 /* From now on the voter's notes are the owner's, of the first worker; NULL: of wc_notes_take, in order */

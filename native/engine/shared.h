@@ -25,7 +25,7 @@ struct wc_engine {
     uint64_t cancels, posts;  /* numbers of commands; guarded by mutex */
     pthread_mutex_t scratch_mutex;
     wc_scratch *idle_scratch; /* warm, the newest first; guarded by scratch_mutex */
-    atomic_bool stopping, tracing, resent;
+    atomic_bool stopping, tracing;
     atomic_ullong lease; /* see wc_lease */
     wc_worker workers[];
 };

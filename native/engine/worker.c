@@ -176,7 +176,12 @@ static void execute(wc_worker *worker, wc_command *command)
         atomic_fetch_sub(&link->notes.losing, 1);
         wc_lane_hear(&link->lanes[command->lost.lane], &command->lost);
         break;
-    case WC_CMD_FENCE: /* all before it is done */
+    case WC_CMD_FENCE:
+        pthread_mutex_lock(&command->fence->mutex);
+        if (--command->fence->left == 0)
+            pthread_cond_signal(&command->fence->through);
+        pthread_mutex_unlock(&command->fence->mutex);
+        break;
     case WC_CMD_FORGET: /* no event names it any more */
         break;
     }

@@ -216,8 +216,8 @@ static inline void bed_attach(bed *b, int r, int s, uint32_t lane)
     }
     if (piping) {
         int memory = pipe_memory(piping);
-        must(wc_lane_attach_pipe(b->engines[r], link_to(s), lane, pair[0], memory, 1, 1) == 0, "attach");
-        must(wc_lane_attach_pipe(b->engines[s], link_to(r), lane, pair[1], memory, 0, 1) == 0, "attach");
+        must(wc_lane_attach_pipe(b->engines[r], link_to(s), lane, 1, pair[0], memory, 1, 1) == 0, "attach");
+        must(wc_lane_attach_pipe(b->engines[s], link_to(r), lane, 1, pair[1], memory, 0, 1) == 0, "attach");
         close(memory);
         return;
     }

@@ -1554,7 +1554,7 @@ static half *raw_pipe(wc_engine *engine, uint64_t size, int *other)
     half *at = mmap(NULL, WC_PIPE_HEAD + 2 * size, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);
     must(at != MAP_FAILED, "mmap");
     must(wc_link_open(engine, RAW_LINK, 1, 1, 1) == 0, "link");
-    must(wc_lane_attach_pipe(engine, RAW_LINK, 0, pair[0], memory, 1, 1) == 0, "attach");
+    must(wc_lane_attach_pipe(engine, RAW_LINK, 0, 1, pair[0], memory, 1, 1) == 0, "attach");
     close(memory);
     *other = pair[1];
     return at;
@@ -1602,7 +1602,7 @@ static void test_refused_pipes(void)
         must(ftruncate(memory, whole ? WC_PIPE_HEAD + 2 * 4096 : sizes[i]) == 0, "size");
         must(fcntl(memory, F_ADD_SEALS, whole ? F_SEAL_GROW : F_SEAL_SHRINK) == 0, "seals");
         must(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, pair) == 0, "socketpair");
-        CHECK(wc_lane_attach_pipe(engine, RAW_LINK, 0, pair[0], memory, 0, 1) < 0 && errno == EINVAL);
+        CHECK(wc_lane_attach_pipe(engine, RAW_LINK, 0, 1, pair[0], memory, 0, 1) < 0 && errno == EINVAL);
         char byte;
         CHECK(recv(pair[1], &byte, 1, MSG_DONTWAIT) == 0);
         close(pair[1]);

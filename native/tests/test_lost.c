@@ -331,9 +331,104 @@ static void at_random(int ranks, uint32_t lanes, uint32_t workers, uint64_t coun
             CHECK(buffer_free(&input[f][r]) && buffer_free(&result[f][r]));
 }
 
+/* Takes what comes for so long, without connecting anything. */
+static void serve(world *w, int ms, uint64_t done[2])
+{
+    for (int left = ms / 5; left; left--) {
+        usleep(5000);
+        for (int r = 0; r < 2; r++) {
+            wc_note notes[8];
+            CHECK(wc_notes_take(w->b.engines[r], notes, 8) == 0);
+            wc_event event;
+            while (wc_engine_events(w->b.engines[r], &event, 1))
+                if (event.type == WC_EV_DONE)
+                    done[r] = event.op;
+        }
+    }
+}
+
+/* One end has a second connection, and sends over it, which the other one never had; that has the third one before it
+   hears so, or after. */
+static void one_that_an_end_never_had(bool late)
+{
+    enum { COUNT = 200 };
+    buffer input[2], result[2];
+    for (int r = 0; r < 2; r++)
+        input[r] = buffer_new(COUNT * 8), result[r] = buffer_new(COUNT * 8);
+    world w;
+    uint64_t done[2] = {0};
+    int second[2], third[2];
+    world_start(&w, 2, 1, 1, WC_DIGEST_BLOCK);
+    pthread_mutex_lock(&w.mutex);
+    close_wire(&w, w.wires[1][0][0]);
+    pthread_mutex_unlock(&w.mutex);
+    wake_pump(&w);
+    serve(&w, 100, done);
+    must(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, second) == 0, "socketpair");
+    must(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, third) == 0, "socketpair");
+    must(wc_lane_attach(w.b.engines[0], link_to(1), 0, 2, second[1], 1) == 0, "attach");
+    post_all(&w, 1, COUNT, input, result);
+    serve(&w, 100, done);
+    if (!late)
+        must(wc_lane_attach(w.b.engines[1], link_to(0), 0, 3, third[0], 1) == 0, "attach");
+    close(second[0]);
+    serve(&w, 100, done);
+    if (late)
+        must(wc_lane_attach(w.b.engines[1], link_to(0), 0, 3, third[0], 1) == 0, "attach");
+    must(wc_lane_attach(w.b.engines[0], link_to(1), 0, 3, third[1], 1) == 0, "attach");
+    for (int tries = 0; tries < 50 && !(done[0] && done[1]); tries++)
+        serve(&w, 100, done);
+    if (CHECK(done[0] && done[1]))
+        check_all(&w, 1, COUNT, result);
+    release_all(&w, 1, 1);
+    world_stop(&w);
+    for (int r = 0; r < 2; r++)
+        CHECK(buffer_free(&input[r]) && buffer_free(&result[r]));
+}
+
+/* What the other end cannot have taken, and a connection that there cannot be, end the link. */
+static void what_cannot_be(void)
+{
+    const wc_lost lies[] = {{0, 1, UINT64_MAX}, {0, 0, 0}, {7, 1, 0}};
+    for (size_t i = 0; i < sizeof lies / sizeof *lies; i++) {
+        wc_config config = {.workers = 1, .segment = WC_DIGEST_BLOCK, .stripe = 4096};
+        wc_engine *engine = wc_engine_new(&config);
+        int data[2], said[2];
+        must(engine && wc_link_open(engine, RAW_LINK, 1, 1, 1) == 0, "engine");
+        must(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, data) == 0, "socketpair");
+        must(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, said) == 0, "socketpair");
+        must(wc_lane_attach(engine, RAW_LINK, 0, 1, data[0], 1) == 0, "attach");
+        must(wc_lane_attach(engine, RAW_LINK, 1, 1, said[0], 1) == 0, "attach");
+        uint8_t bytes[4096] = {1};
+        wc_step step = {.link = RAW_LINK, .length = sizeof bytes, .left = {.buffer = WC_INPUT}, .after = {-1, -1}};
+        wc_op op = {.id = 1, .epoch = 1, .seq = 1, .input = bytes, .bytes = {sizeof bytes}, .divisor = 1, .lanes = 1,
+                    .lane_groups = 1, .steps_count = 1, .steps = &step};
+        must(wc_post(engine, &op) == 0, "post");
+        CHECK(next_event(engine, DEADLINE_MS).type == WC_EV_DONE);
+        wc_note_frame frame = {.version = WC_FRAME_VERSION, .type = WC_FRAME_LOST, .length = sizeof lies[i]};
+        memcpy(frame.bytes, &lies[i], sizeof lies[i]);
+        frame.check = (uint32_t)wc_kernels_default()->hash64(&frame.version, sizeof frame - offsetof(wc_note_frame, version));
+        must(send(said[1], &frame, sizeof frame, 0) == sizeof frame, "send");
+        bool refused = false;
+        for (int tries = 0; tries < 200 && !refused; tries++) {
+            wc_note note;
+            CHECK(wc_notes_take(engine, &note, 1) == 0);
+            const wc_event event = next_event(engine, 10);
+            refused = event.type == WC_EV_LANE_DOWN && event.lane == 1 && event.error == EPROTO && !event.extra;
+        }
+        CHECK(refused);
+        wc_engine_free(engine);
+        close(data[1]);
+        close(said[1]);
+    }
+}
+
 int main(int argc, char **argv)
 {
     const uint64_t more = argc > 1 ? strtoull(argv[1], NULL, 10) : 1; /* so many times as many rounds */
+    one_that_an_end_never_had(false);
+    one_that_an_end_never_had(true);
+    what_cannot_be();
     at_every_byte(2, 1, 1, 200, more > 1 ? 1 : 7);
     at_every_byte(2, 2, 1, 200, more > 1 ? 1 : 7);
     at_every_byte(3, 2, 2, 300, more > 1 ? 1 : 23);

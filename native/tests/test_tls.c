@@ -107,6 +107,8 @@ static wire wire_up(wc_engine *engine, const wc_tls_identity *identity)
 static void wire_down(wire *w)
 {
     wc_link_close(w->engine, w->link);
+    for (uint64_t id = 1; id < 16; id++)
+        wc_release(w->engine, id);
     wc_tls_free(w->other);
     close(w->near[1]);
     close(w->far[0]);
@@ -215,8 +217,6 @@ static void test_pieces(wc_engine *engine, const wc_tls_identity *identity, uint
         done += event.type == WC_EV_DONE;
     }
     CHECK(came == TOTAL && done == 2);
-    wc_release(engine, out.id);
-    wc_release(engine, in.id);
     bool right = true;
     for (uint64_t i = 0; i < TOTAL; i++)
         right &= result.data[i] == byte_of(SEQ + 1, i);

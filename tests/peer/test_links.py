@@ -146,6 +146,7 @@ def test_the_end_that_was_dialled_takes_the_newest_connection_of_a_lane() -> Non
     assert end.links.awaits(welcome.number, 3)
     assert only(end.knock(2, 5, 3, connection=2), core.Refuse), "once"
     assert only(end.knock(2, 5, 8, connection=2), core.Refuse), "what was on the lane for notes is lost"
+    assert only(end.knock(2, 6, 0, connection=7), core.Refuse), "a set begins with the first connections"
     assert end.links.step(core.LaneLost(welcome.number, 3, 1, "late word"), 3.0) == []
     assert end.links.step(core.Attached(welcome.number, 3), 3.0) == []
 

@@ -61,8 +61,9 @@ class Engine:
     def cancel(self, op_id: int) -> None:
         assert op_id in self.posted
 
-    def release(self, op_id: int) -> None:
+    def release(self, op_id: int) -> bool:
         assert op_id in self.posted
+        return False
 
 
 def session_with(engine: Engine, client: socket.socket) -> tuple[Session, list[m.FromPeer], list[int]]:

@@ -178,7 +178,7 @@ class Engine:
         mine = link.connections.get(lost.lane, 0)
         if lost.connection == mine:
             self._lose(link, lost.lane, "the other end has lost it")
-        elif lost.connection > max(mine, link.said.get(lost.lane, 0)):
+        elif lost.connection > link.said.get(lost.lane, 0):
             self._say_lost(link, Lost(lost.lane, lost.connection, 0))
         if link.owed.get(lost.lane) == lost.connection:
             del link.owed[lost.lane]

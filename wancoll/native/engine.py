@@ -256,9 +256,11 @@ class Engine:
         attached = lib.wc_lane_attach_tls(self._live, link, lane, connection, sealed.hand_over(), 0)
         _check(attached, f"lane {lane} of link {link} cannot be attached")
 
-    def attach_pipe(self, link: int, lane: int, fd: int, memory: int, *, first: bool, checksums: bool = True) -> None:
+    def attach_pipe(
+        self, link: int, lane: int, fd: int, memory: int, *, first: bool, checksums: bool = True, connection: int = 1
+    ) -> None:
         """The same with a unix socket and *memory*, a memfd that stays the caller's: see wc_lane_attach_pipe."""
-        attached = lib.wc_lane_attach_pipe(self._live, link, lane, fd, memory, int(first), int(checksums))
+        attached = lib.wc_lane_attach_pipe(self._live, link, lane, connection, fd, memory, int(first), int(checksums))
         _check(attached, f"lane {lane} of link {link} cannot be attached through memory")
 
     def set_epoch(self, link: int, epoch: int) -> None:
@@ -319,14 +321,13 @@ class Engine:
         """Give op *op_id* up; answered by Cancelled, with a Done before it if the op had just finished."""
         _check(lib.wc_cancel(self._live, op_id), f"op {op_id} cannot be cancelled")
 
-    def release(self, op_id: int) -> None:
-        """Keep op *op_id* no more, which has finished: what it has sent need not be sent again. See wc_release."""
-        lib.wc_release(self._live, op_id)
+    def release(self, op_id: int) -> bool:
+        """Keep op *op_id* no more, which has finished. Returns whether its memory may be read until fence() returns."""
+        return bool(lib.wc_release(self._live, op_id))
 
-    @property
-    def resent(self) -> bool:
-        """Whether anything was sent again: then a cancel of anything is answered when released ops are read no more."""
-        return bool(lib.wc_resent(self._live))
+    def fence(self) -> None:
+        """Wait, for less than a millisecond, until the workers are through with all that was said before."""
+        _check(lib.wc_fence(self._live), "the workers cannot be asked")
 
     def withhold_vote(self, op_id: int) -> None:
         """From now on op *op_id* sends no vote by itself. Where it was too late the Done that says so waits already."""

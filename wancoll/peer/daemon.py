@@ -502,7 +502,8 @@ class Daemon:
                     self.links.lane_down(event)
             elif isinstance(event, Calls):
                 if (session := self._by_caller.get(event.caller)) is not None:
-                    session.hold()
+                    with session.alone(event):
+                        session.hold()
             elif (session := self._whose(event.op)) is not None:
                 try:
                     self._engine_says(session, event)

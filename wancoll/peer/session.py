@@ -155,7 +155,8 @@ class Session:
         self._prepared: dict[ResolvedCall, Prepared] = {}
         self._hearers: dict[tuple[int, ...], Hearers] = {}  # by mids
         self._in_engine: set[int] = set()
-        self._kept: dict[int, Op] = {}  # by attempt: what has finished there, and is kept in case bytes get lost
+        # By attempt: what has finished there and is kept, in case bytes get lost, with what else it reads.
+        self._kept: dict[int, tuple[Op, object]] = {}
         self._lent = False  # the engine takes the client's calls, and has the member's state (C13)
         self._offered: dict[Call, int] = {}  # calls of this epoch that the client may repeat through the ring
         self._by_number: dict[int, tuple[int, Call]] = {}  # those, and of epochs before: epoch and call
@@ -255,16 +256,11 @@ class Session:
             self._close()
 
     def _leave_memory(self) -> None:
-        """Let the engine say when it reads nothing of the arena any more."""
+        """See that the engine reads no more what has finished here."""
         for engine_id in self._kept:
             self._daemon.engine.release(engine_id)
+        self._daemon.engine.fence()  # others were released by the engine itself
         self._kept.clear()
-        if not self._daemon.engine.resent:
-            return
-        last, self.peek.attempts.next = self.peek.attempts.next, self.peek.attempts.next + 1
-        self._in_engine.add(last)
-        self._daemon.started(last, self)
-        self._daemon.engine.cancel(last)
 
     def _close(self) -> None:
         self.trainer.close()
@@ -393,8 +389,12 @@ class Session:
         late = self._daemon.lease_is_over()  # then nothing is committed any more, by whatever has come before (C8)
         told = known.begun, self._prepared_call, known.claims, known.engine_id, self._daemon.now()
         commands = self.peek.take_over(*told, decide=not late)
-        done = (one for one in known.begun if one.done and not one.committed)
-        self._kept.update({one.engine_id: self.peek.collectives.open[one.seq] for one in done})
+        for one in known.begun:
+            op = self.peek.collectives.open.get(one.seq) if one.done else None
+            if op is not None:
+                self._kept[one.engine_id] = op, None
+            else:  # committed, by the engine or just now
+                self._daemon.engine.release(one.engine_id)
         self.run(commands)
         if late:
             self._daemon.stop_unheard()
@@ -554,6 +554,8 @@ class Session:
                 case cmd.ToClient(message, op):
                     if isinstance(message, m.Result) and op is not None:
                         message = replace(message, prepared=self._offer(op))
+                    if op is not None and op.engine_id in self._kept:
+                        self._let_go(op.engine_id)  # first: the client may write there from here on (R3)
                     self._to_client(message)
                     if isinstance(message, m.EpochInfo) or self._recovery.since is not None:
                         self._look_for_recovery(message)
@@ -582,15 +584,15 @@ class Session:
                         self._unprepared.clear()
                         self._daemon.failpoints.hit("on_epoch")
                     self._daemon.links.ask(self.links, command)
-        if self._kept:
-            self._let_go()
+        for engine_id, (op, _) in list(self._kept.items()):
+            if op.outcome is not None or op.engine_id != engine_id:
+                self._let_go(engine_id)
 
-    def _let_go(self) -> None:
-        """Nobody needs any more what attempts have sent whose op has its outcome, or runs in another one."""
-        gone = [one for one, op in self._kept.items() if op.outcome is not None or op.engine_id != one]
-        for engine_id in gone:
-            del self._kept[engine_id]
-            self._daemon.engine.release(engine_id)
+    def _let_go(self, engine_id: int) -> None:
+        """Nobody needs any more what this attempt has sent: its op has an outcome, or runs in another one."""
+        if self._daemon.engine.release(engine_id):
+            self._daemon.engine.fence()
+        del self._kept[engine_id]  # and the memory
 
     def _links_say(self, told: links.Told) -> None:
         if isinstance(told, links.LinksUp | links.P2PUp):
@@ -872,7 +874,7 @@ class Session:
             self._daemon.failpoints.hit("after_done")
         op = self.member.attempts.ops.get(done.op)
         if op is not None:
-            self._kept[done.op] = op
+            self._kept[done.op] = op, (op.memory, op.beside)
         told = done.op, done.digest, done.bytes_sent, done.bytes_saved, done.codec_error, done.bytes_in_memory
         self.run(self.member.op_finished(*told, self._daemon.now(), voted=done.voted))
 

@@ -13,6 +13,7 @@ import os
 import select
 import socket
 import struct
+from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,6 +36,10 @@ BEATS = 3  # a daemon beats so often within the silence after which it is given 
 _BUFFER = 256 * KIB  # of a splice, each way
 _MOST_TICKETS = 8192  # whose connections have not come; beyond, the oldest are void
 _MOST_SPLICES = 4096
+_MOST_ASKED = (
+    256  # tickets and splices that one daemon has asked for: beyond, its oldest ticket is void, or it is refused
+)
+_PAUSE = 0.001  # seconds between two of its wishes
 _RESET = struct.pack("ii", 1, 0)
 _TCP_NOTSENT_LOWAT = 25  # of Linux
 
@@ -62,6 +67,7 @@ class _Pair:
     """Two connections to be spliced: *other* is the one that came second."""
 
     until: float
+    by: str  # the daemon that has asked for it
     other: trio.SocketStream | None = None
     met: trio.Event = field(default_factory=trio.Event)
     over: trio.Event = field(default_factory=trio.Event)
@@ -74,6 +80,7 @@ class Switch:
         self._limits, self._rate, self._due = limits, rate, 0.0
         self._here: dict[str, Stream] = {}  # daemons, by name
         self._tickets: dict[bytes, _Pair] = {}  # oldest first
+        self._spliced: Counter[str] = Counter()  # by who has asked
         self._strangers = Sparing()
         self.splices = 0  # that there are now
         self.carried = 0  # bytes
@@ -97,7 +104,8 @@ class Switch:
         try:
             async for message in messages(stream, m.ToRelay, self._limits.handshake_bytes, silence):
                 if isinstance(message, m.RelayDial):
-                    self._dialled(stream, message)
+                    self._dialled(daemon, stream, message)
+                    await trio.sleep(_PAUSE)
                 else:
                     stream.send(beat)
         finally:
@@ -105,17 +113,21 @@ class Switch:
                 del self._here[daemon]
                 log.info("a daemon is gone", daemon=daemon, reason=stream.ended)
 
-    def _dialled(self, stream: Stream, dial: m.RelayDial) -> None:
+    def _dialled(self, daemon: str, stream: Stream, dial: m.RelayDial) -> None:
         """Give both ends a ticket, each its own."""
         to, now = self._here.get(dial.to), trio.current_time()
-        full = self.splices >= _MOST_SPLICES
-        if to is None or full:
+        full = self.splices >= _MOST_SPLICES or self._spliced[daemon] >= _MOST_ASKED
+        if to is None or to is stream or full:
             reason = "this relay has no room" if full else f"daemon {dial.to} is not at this relay"
             stream.send(encode(m.RelayDialled(dial.number, reason=reason)))
             return
         while self._tickets and (len(self._tickets) >= _MOST_TICKETS or next(iter(self._tickets.values())).until < now):
             del self._tickets[next(iter(self._tickets))]
-        pair, mine, theirs = _Pair(now + self._limits.connect_timeout), *(os.urandom(TICKET_BYTES) for _ in range(2))
+        own = [ticket for ticket, pair in self._tickets.items() if pair.by == daemon]
+        for ticket in own[: max(0, len(own) + 2 - _MOST_ASKED)]:
+            del self._tickets[ticket]
+        pair = _Pair(now + self._limits.connect_timeout, daemon)
+        mine, theirs = (os.urandom(TICKET_BYTES) for _ in range(2))
         self._tickets[mine] = self._tickets[theirs] = pair
         stream.send(encode(m.RelayDialled(dial.number, mine)))
         to.send(encode(m.RelayCalled(theirs)))
@@ -160,10 +172,13 @@ class Switch:
         pair.met.set()
         assert pair.other is not None
         self.splices += 1
+        self._spliced[pair.by] += 1
         try:
             await self._splice(stream.socket, pair.other.socket)
         finally:
             self.splices -= 1
+            self._spliced[pair.by] -= 1
+            self._spliced += Counter()  # those at nothing leave
             pair.over.set()
 
     async def _splice(self, one: Any, other: Any) -> None:

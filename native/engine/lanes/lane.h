@@ -45,9 +45,11 @@ struct wc_lane {
     uint64_t given;     /* number of the newest connection that was handed over; guarded by engine->mutex */
     wc_stream stream;
     uint64_t connection; /* its number, or that of the last one */
-    uint64_t said;      /* the newest of which the other end was told how far it came */
-    uint64_t owed;      /* one that is lost, of which the other end has yet to say so: until then nothing leaves; 0: none */
-    wc_logged *log;     /* what was sent over it, or over the one that is owed */
+    uint64_t said;      /* the highest of which the other end was told how far it came: it takes none up to there */
+    /* One that is lost, perhaps before the present one, of which the other end has yet to say how far it came: until then
+       nothing leaves, and log and tx_end are of that one. 0: none */
+    uint64_t owed;
+    wc_logged *log;     /* what was sent over it */
     uint32_t log_count, log_room;
     bool log_lacks;     /* there was no memory for it */
     bool checksums;     /* of payloads, both ways */
@@ -64,7 +66,7 @@ struct wc_lane {
     wc_tx_frame tx[WC_TX_FRAMES];
     uint32_t tx_first, tx_count;
     size_t tx_sent;      /* bytes of frame tx_first, header included */
-    uint64_t tx_end;     /* bytes that the connection has had when the last frame of tx is through */
+    uint64_t tx_end;     /* bytes that the connection has had when the last frame of tx is through; once lost: has had */
     uint8_t *tx_private; /* payload of a voided, half-sent frame */
 
     uint8_t rx_buffer[sizeof(wc_frame)];

@@ -204,6 +204,7 @@ void wc_lane_send(wc_lane *lane)
    copy. */
 void wc_lane_forget_tx(wc_lane *lane, const wc_work *work)
 {
+    wc_lost_forget(lane, work);
     for (wc_part *part = (wc_part *)lane->begun.head, *next; part; part = next) {
         next = (wc_part *)part->node.next;
         if (!work || part->work == work)
@@ -229,5 +230,4 @@ void wc_lane_forget_tx(wc_lane *lane, const wc_work *work)
         frames[kept++] = *frame;
     }
     lane->tx_count = kept;
-    wc_lost_forget(lane, work);
 }

@@ -81,27 +81,38 @@ bool wc_lost_begin(wc_lane *lane)
                 part->lane = NULL;
         }
     }
-    if (!lane->owed && (lane->tx_end || lane->begun.head)) /* else nothing got lost */
-        lane->owed = lane->connection;
+    if (lane->owed || (!lane->tx_end && !lane->begun.head)) /* it has sent nothing over this one: none of it got lost */
+        return true;
+    lane->owed = lane->connection;
+    lane->tx_end += lane->tx_sent; /* from here on: what the socket took */
+    for (uint32_t i = 0; i < lane->tx_count; i++)
+        lane->tx_end -= sizeof(wc_frame) + wc_frame_rest(&lane->tx[lane->tx_first + i].header);
     return true;
 }
 
 void wc_lost_say(wc_lane *lane, uint64_t connection, uint64_t taken)
 {
-    lane->said = connection;
+    if (lane->said < connection)
+        lane->said = connection;
     const wc_lost lost = {lane->index, connection, taken};
     wc_notes_say_lost(&lane->link->notes, &lost);
 }
 
-/* Any lane of the group may go on with the part, from its cursor on. */
+/* Any lane of the group may go on with the part, from its cursor on. One that is released has all that it needs, whatever
+   the other end says: its memory may be somebody else's. */
 static void give_back(wc_lane *lane, wc_part *part)
 {
+    wc_work *work = part->work;
     if (part->node.listed)
         wc_list_remove(&lane->begun, &part->node);
     part->lane = NULL;
+    pthread_mutex_lock(&work->engine->mutex);
+    const bool kept = !work->released;
+    atomic_store(&work->resent, kept || atomic_load(&work->resent));
+    pthread_mutex_unlock(&work->engine->mutex);
+    if (!kept)
+        return;
     part->queue->unbegun++;
-    atomic_store(&part->work->resent, true);
-    atomic_store(&lane->worker->engine->resent, true);
     wc_part_go(part);
 }
 
@@ -127,10 +138,15 @@ static void resend(wc_lane *lane, uint64_t taken)
 
 void wc_lost_heard(wc_lane *lane, const wc_lost *lost)
 {
-    if (lost->connection > lane->connection && lost->connection > lane->said)
+    const bool here = lost->connection == lane->connection && lane->stream.fd >= 0;
+    if (lost->connection > lane->said && !here) /* it may be one that this end never had, and has another one since */
         wc_lost_say(lane, lost->connection, 0);
-    if (lane->owed != lost->connection)
+    if (!lane->owed || lane->owed != lost->connection)
         return;
+    if (lost->taken > lane->tx_end) {
+        wc_notes_refuse(&lane->link->notes, lane->index, lost->taken, lane->tx_end);
+        return;
+    }
     resend(lane, lost->taken);
     lane->owed = 0;
     wc_ready_mark(&lane->worker->ready, WC_READY_GROUP, &lane->group->mark);

@@ -15,10 +15,6 @@ static void *room(wc_work *work, size_t count, size_t size)
 
 void wc_work_free(wc_work *work)
 {
-    if (work->answers) {
-        const wc_event event = {.type = WC_EV_CANCELLED, .op = work->op.id};
-        wc_events_push(&work->engine->events, &event);
-    }
     for (size_t i = 0; i < work->parts_count && work->parts; i++)
         free(work->parts[i].partial);
     wc_commands_free(work->cancelling);
@@ -195,6 +191,7 @@ void wc_work_retire(wc_work *work)
 {
     wc_command *commands = work->cancelling;
     work->cancelling = NULL;
+    work->released = true;
     table_remove(work->engine, work);
     for (wc_command *command = commands; command; command = command->next)
         command->type = WC_CMD_RELEASE;

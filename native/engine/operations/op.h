@@ -49,9 +49,8 @@ struct wc_work {
     atomic_uint unfinished, refs;
     atomic_bool aborted;            /* a worker let go of parts that were not finished */
     atomic_bool mismatched;         /* told to the caller */
-    atomic_bool resent;             /* some of it was given back to be sent again, also after it has finished */
+    atomic_bool resent;             /* some of it was given back to be sent again; becomes so under engine->mutex */
     bool settled, released;         /* finished here; committed, or of no use. Guarded by engine->mutex */
-    bool answers;                   /* a cancel, when it is freed */
     atomic_ullong bytes_sent, in_memory, saved; /* bytes_sent: over sockets, in_memory: through pipes */
     atomic_ullong first, last;      /* see wc_event */
     size_t itemsize;

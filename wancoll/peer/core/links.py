@@ -116,7 +116,7 @@ class Link:
     attached: set[int] = field(default_factory=set)
     connections: dict[int, int] = field(default_factory=dict)  # by lane, of those that had more than one: the newest
     dialled_again: set[int] = field(default_factory=set)  # lanes, which the shell has not answered
-    short_since: float = inf  # some lane of it is lost
+    lost: dict[int, float] = field(default_factory=dict)  # lanes, and since when
     restored_at: float = -inf  # when the last one that was lost came up again
     raised_at: float | None = None  # since when it is on its way up, or was last said to be out of reach
     pause: float = 0.0  # after the next dial that fails
@@ -575,9 +575,8 @@ class Links:
             del self._open[link.number]
             out.append(CloseLink(link.number))
         link.number, link.state, link.due = 0, State.idle, inf
-        for lanes in (link.attached, link.welcomed, link.connections, link.dialled_again):
+        for lanes in (link.attached, link.welcomed, link.connections, link.lost, link.dialled_again):
             lanes.clear()
-        link.short_since = inf
 
     def _begin(self, link: Link, state: State, out: list[Command]) -> m.Epoch:
         """Open a set, *dialling* or *accepting*."""
@@ -594,6 +593,7 @@ class Links:
         link.attached.add(lane)
         if link.up:
             link.dialled_again.discard(lane)
+            link.lost.pop(lane, None)
             link.restored_at = now
             self._plan_restore(link, now)
         elif len(link.attached) == lanes_of(link.owner.epoch.plan):
@@ -608,7 +608,8 @@ class Links:
             self._lose(link, reason, now, out)
             return
         link.attached.discard(lane)
-        calm = now - link.restored_at >= LONGEST_PAUSE / 2  # else it comes up, and breaks, again and again
+        link.lost.setdefault(lane, now)
+        calm = now - link.restored_at >= LONGEST_PAUSE / 2  # else lanes come up and break again and again
         if calm:
             link.pause = self._limits.redial_interval
         self._plan_restore(link, now if calm else now + self._pause(link))
@@ -623,26 +624,21 @@ class Links:
 
     def _plan_restore(self, link: Link, at: float) -> None:
         """See that lanes that are lost are dialled again, *at* then, by the end that has dialled them."""
-        assert link.owner.epoch is not None
-        lost = len(link.attached) < lanes_of(link.owner.epoch.plan)
-        link.short_since = min(link.short_since, at) if lost else inf
-        dials = lost and link.ours and not link.dialled_again
-        link.due = min(at if dials else inf, link.short_since + self._limits.link_timeout)
+        dials = link.lost and link.ours and not link.dialled_again
+        late = min(link.lost.values(), default=inf) + self._limits.link_timeout
+        link.due = min(at if dials else inf, late)
 
     def _restore(self, link: Link, now: float, out: list[Command]) -> None:
-        if now >= link.short_since + self._limits.link_timeout:
+        if now >= min(link.lost.values(), default=inf) + self._limits.link_timeout:
             self._lose(link, f"a lane to {link.other.name} cannot be had again: {link.reason}", now, out)
-            return
-        assert link.owner.epoch is not None
-        lanes = set(range(lanes_of(link.owner.epoch.plan))) - link.attached
-        if link.other.daemon in self._cut:
+        elif link.other.daemon in self._cut:
             self._plan_restore(link, now + self._pause(link))
-            return
-        for lane in lanes:
-            link.connections[lane] = link.connections.get(lane, 1) + 1
-        link.dialled_again |= lanes
-        self._plan_restore(link, now)
-        out.append(Dial(link.number, link.other, self._hellos(link, sorted(lanes)), link.by_relay))
+        else:
+            for lane in link.lost:
+                link.connections[lane] = link.connections.get(lane, 1) + 1
+            link.dialled_again |= link.lost.keys()
+            self._plan_restore(link, now)
+            out.append(Dial(link.number, link.other, self._hellos(link, sorted(link.lost)), link.by_relay))
 
     def _lose(self, link: Link, reason: str, now: float, out: list[Command]) -> None:
         """The set is of no use any more: another one is made, if the link is wanted."""
@@ -776,6 +772,8 @@ class Links:
             link.connections[hello.lane] = hello.connection
             self._lose_lane(link, hello.lane, "it was dialled again", now, out)
             return Welcome(knock, link.number, hello.lane)
+        if hello.connection != 1:
+            return Refuse(knock, f"connection {hello.connection} of lane {hello.lane} of a set that is not up here")
         more = link.state is State.accepting and hello.generation == link.accepted and hello.lane not in link.welcomed
         if hello.generation <= link.accepted and not more:
             return Refuse(knock, f"generation {hello.generation} is over, {link.accepted} is the latest")

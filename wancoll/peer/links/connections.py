@@ -122,7 +122,7 @@ class Connection:
         watched: Watched | None = memory
         try:
             if memory is not None:
-                engine.attach_pipe(number, lane, fd, memory.fd, first=memory.first, checksums=checksums)
+                engine.attach_pipe(number, lane, fd, memory.fd, first=memory.first, checksums=checksums, connection=nth)
                 memory.watch()
                 return memory
             with contextlib.suppress(OSError):

@@ -208,12 +208,14 @@ class Relays:
     async def _called(self, relay: _Relay, ticket: bytes) -> None:
         """Task: meet whoever wants to reach this daemon, and take it for one that has come to its port."""
         self._accepting += 1
+        stream = None  # where it meets a bug
         try:
-            with contained("a relay", lambda: relay.info):
+            with contained("a relay", lambda: relay.info, expected=(DialFailed,)):
                 stream = await self._splice(relay, ticket, self._limits.connect_timeout)
         except DialFailed as bad:
             log.info("not spliced", relay=relay.info.name, reason=str(bad))
             return
         finally:
             self._accepting -= 1
-        await self._accept(stream)
+        if stream is not None:
+            await self._accept(stream)
