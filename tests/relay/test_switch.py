@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import trio
+from structlog.testing import capture_logs
 
 from wancoll.limits import DEFAULT, PROTOCOL_VERSION
 from wancoll.net.dial import DialFailed
@@ -251,3 +252,48 @@ async def test_a_silent_daemon_is_given_up() -> None:
         assert await all_of(silent) == b""
         assert 0.9 < trio.current_time() - began < 10
         assert not relay.port.switch._here
+
+
+async def test_a_relay_that_calls_and_cannot_be_dialled_costs_no_more_than_that_call() -> None:
+    listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    [listener] = listeners
+    accepted: list[trio.SocketStream] = []
+
+    async def accept(stream: trio.SocketStream) -> None:
+        accepted.append(stream)
+
+    with capture_logs() as logs, trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            address = f"127.0.0.1:{listener.socket.getsockname()[1]}"
+            relays = Relays("d", None, LIMITS, nursery, lambda: address, accept, near_only=True)
+            relays.told([m.RelayInfo("r", (address,))])
+            stream = await listener.accept()
+            await listener.aclose()
+            await stream.send_all(encode(m.RelayBeat()) + encode(m.RelayCalled(b"x" * 32)))
+            while not any(entry["event"] == "not spliced" for entry in logs):  # noqa: ASYNC110
+                await trio.sleep(0.01)
+            assert not accepted
+            await stream.aclose()
+            nursery.cancel_scope.cancel()
+
+
+async def test_a_daemon_voids_its_own_tickets_and_reaches_not_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(switch, "_MOST_ASKED", 4)
+    async with rig() as relay:
+        streams = {name: await relay.connect() for name in "xyz"}
+        for name, stream in streams.items():
+            await stream.send_all(encode(m.AtRelay(PROTOCOL_VERSION, name)))
+            await stream.receive_some(1000)
+        await streams["z"].send_all(encode(m.RelayDial(0, "y")))
+        honest = await streams["z"].receive_some(1000)
+        for number in range(10):
+            await streams["x"].send_all(encode(m.RelayDial(number, "y")))
+        heard = b""
+        while heard.count(b"RelayDialled") < 10:
+            heard += await streams["x"].receive_some(10000)
+        pairs = list(dict.fromkeys(relay.port.switch._tickets.values()))
+        assert [pair.by for pair in pairs].count("z") == 1
+        assert [pair.by for pair in pairs].count("x") <= 3
+        assert b"RelayDialled" in honest
+        await streams["x"].send_all(encode(m.RelayDial(99, "x")))
+        assert b"is not at this relay" in await streams["x"].receive_some(1000)

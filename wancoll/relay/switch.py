@@ -14,7 +14,7 @@ import select
 import socket
 import struct
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,7 +44,7 @@ _RESET = struct.pack("ii", 1, 0)
 _TCP_NOTSENT_LOWAT = 25  # of Linux
 
 
-async def messages(stream: Stream, kind: Any, most: int, silence: float) -> AsyncIterator[Any]:
+async def messages(stream: Stream, kind: Any, most: int, silence: float) -> AsyncGenerator[Any, None]:
     """What comes, of *kind* and up to *most* bytes each, until the stream ends or is silent for so many seconds.
 
     Raises:
@@ -102,12 +102,14 @@ class Switch:
         beat, silence = encode(m.RelayBeat()), BEATS * self._limits.heartbeat_timeout
         stream.send(beat)
         try:
-            async for message in messages(stream, m.ToRelay, self._limits.handshake_bytes, silence):
-                if isinstance(message, m.RelayDial):
-                    self._dialled(daemon, stream, message)
-                    await trio.sleep(_PAUSE)
-                else:
-                    stream.send(beat)
+            said = messages(stream, m.ToRelay, self._limits.handshake_bytes, silence)
+            async with contextlib.aclosing(said):
+                async for message in said:
+                    if isinstance(message, m.RelayDial):
+                        self._dialled(daemon, stream, message)
+                        await trio.sleep(_PAUSE)
+                    else:
+                        stream.send(beat)
         finally:
             if self._here.get(daemon) is stream:
                 del self._here[daemon]
