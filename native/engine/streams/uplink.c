@@ -1,4 +1,4 @@
-/* The uplink: a bucket of tokens that all workers share, kept as the time at which it has none too few. */
+/* The uplink: a bucket of tokens that all workers share, kept as one number, the time up to which tokens are spent. */
 #include "uplink.h"
 
 #include "events.h"
