@@ -6,7 +6,7 @@
 #include "bed.h"
 #include "draw.h"
 
-enum { MOST = 6, ROOM = 8192, FENCE = 1 << 30 };
+enum { MOST = 6, ROOM = 8192 };
 
 /* One connection of a lane: what each end sends goes through the pump. */
 typedef struct wire wire;
@@ -208,7 +208,7 @@ static bool run(world *w, uint64_t upto, uint64_t every)
             while (wc_engine_events(w->b.engines[i], &event, 1)) {
                 if (event.type == WC_EV_LANE_DOWN)
                     lost(w, i, &event, every);
-                else if (CHECK(event.type == WC_EV_DONE))
+                else if (CHECK(event.type == WC_EV_DONE || event.type == WC_EV_CANCELLED) && event.op > done[i])
                     done[i] = event.op;
             }
         }
@@ -247,12 +247,8 @@ static void release_all(world *w, uint64_t first, uint64_t upto)
     for (int r = 0; r < w->ranks; r++) {
         for (uint64_t seq = first; seq <= upto; seq++)
             wc_release(w->b.engines[r], seq);
-        wc_cancel(w->b.engines[r], FENCE);
+        CHECK(wc_fence(w->b.engines[r]) == 0);
     }
-    for (int r = 0; r < w->ranks; r++)
-        for (wc_event event = {0}; event.type != WC_EV_CANCELLED && CHECK((event = next_event(w->b.engines[r], DEADLINE_MS)).type);)
-            if (event.type == WC_EV_LANE_DOWN)
-                lost(w, r, &event, 0);
 }
 
 /* Bytes that one lane has passed on in one direction. */
@@ -299,7 +295,8 @@ static void at_every_byte(int ranks, uint32_t lanes, uint32_t workers, uint64_t 
         CHECK(buffer_free(&input[r]) && buffer_free(&result[r]));
 }
 
-/* Many ops in flight, large ones, and each connection is cut off after up to `every` bytes. */
+/* Many ops in flight, large ones, the first of which is given up while its frames leave, and each connection is cut off
+   after up to `every` bytes. */
 static void at_random(int ranks, uint32_t lanes, uint32_t workers, uint64_t count, int rounds, uint64_t every, uint64_t seed)
 {
     enum { FLIGHT = 3 };
@@ -317,9 +314,13 @@ static void at_random(int ranks, uint32_t lanes, uint32_t workers, uint64_t coun
     for (uint64_t seq = 0; seq < (uint64_t)rounds * FLIGHT; seq += FLIGHT) {
         for (int f = 0; f < FLIGHT; f++)
             post_all(&w, seq + (uint64_t)f + 1, count, input[f], result[f]);
+        if (draw() % 2)
+            usleep(draw() % 300);
+        for (int r = 0; r < ranks; r++)
+            wc_cancel(w.b.engines[r], seq + 1);
         if (!run(&w, seq + FLIGHT, every))
             exit(1);
-        for (int f = 0; f < FLIGHT; f++)
+        for (int f = 1; f < FLIGHT; f++)
             check_all(&w, seq + (uint64_t)f + 1, count, result[f]);
         release_all(&w, seq + 1, seq + FLIGHT);
     }

@@ -116,6 +116,7 @@ void wc_lane_forget_tx(wc_lane *lane, const wc_work *work); /* all parts of work
 /* Lost.c */
 void wc_lost_log(wc_lane *lane, const wc_tx_frame *frame); /* that is on its way */
 void wc_lost_forget(wc_lane *lane, const wc_work *work);   /* it will not be sent again; NULL: nothing will */
+void wc_lost_move(wc_lane *lane, const wc_tx_frame *frame, uint64_t by); /* it begins earlier: some before it never leave */
 bool wc_lost_begin(wc_lane *lane); /* before the socket goes. False: what is lost with it cannot be had again */
 void wc_lost_say(wc_lane *lane, uint64_t connection, uint64_t taken); /* once it is closed */
 void wc_lost_heard(wc_lane *lane, const wc_lost *lost);

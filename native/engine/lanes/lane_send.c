@@ -212,11 +212,14 @@ void wc_lane_forget_tx(wc_lane *lane, const wc_work *work)
     }
     wc_tx_frame *frames = &lane->tx[lane->tx_first];
     uint32_t kept = 0;
+    uint64_t dropped = 0;
     for (uint32_t i = 0; i < lane->tx_count; i++) {
         wc_tx_frame *frame = &frames[i];
         if (frame->part && (!work || frame->part->work == work)) {
-            if (i > 0 || lane->tx_sent == 0)
+            if (i > 0 || lane->tx_sent == 0) {
+                dropped += sizeof frame->header + wc_frame_rest(&frame->header);
                 continue;
+            }
             uint32_t length = wc_frame_rest(&frame->header);
             if (length && !(lane->tx_private = malloc(length))) {
                 wc_lane_down(lane, ENOMEM, "no memory to complete a frame of an aborted operation");
@@ -227,7 +230,10 @@ void wc_lane_forget_tx(wc_lane *lane, const wc_work *work)
             frame->payload = lane->tx_private;
             frame->part = NULL;
         }
+        if (dropped && frame->part)
+            wc_lost_move(lane, frame, dropped);
         frames[kept++] = *frame;
     }
     lane->tx_count = kept;
+    lane->tx_end -= dropped;
 }

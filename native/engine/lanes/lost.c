@@ -53,6 +53,15 @@ void wc_lost_forget(wc_lane *lane, const wc_work *work)
     lane->log_count = kept;
 }
 
+void wc_lost_move(wc_lane *lane, const wc_tx_frame *frame, uint64_t by)
+{
+    for (uint32_t i = lane->log_count; i--;) /* it is one of the last */
+        if (lane->log[i].part == frame->part && lane->log[i].offset == frame->header.offset) {
+            lane->log[i].at -= by;
+            return;
+        }
+}
+
 /* What came of the frame that comes in. False: no memory. */
 static bool keep_partial(wc_lane *lane)
 {
