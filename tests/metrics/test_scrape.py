@@ -71,7 +71,7 @@ def test_metrics_say_what_was_done_and_who_was_lost() -> None:
             sum(peer(cluster, i).all("wancoll_sync_state_bytes_total").get(("received", "g"), 0) for i in range(3))
             == 2 * 4000
         )  # of the member that is furthest
-        lanes = {("peer-1",): 2, ("peer-2",): 3}  # one is for notes; sync_state's stripes have a link of their own
+        lanes = {("peer-1",): 2, ("peer-2",): 4}  # one is for notes; sync_state's stripes have a link of their own
         assert before.all("wancoll_link_lanes") == lanes
         for name in ("sent", "received"):
             assert before.value(f"wancoll_link_{name}_bytes_total", daemon="peer-2") > 10_000
