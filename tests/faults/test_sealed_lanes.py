@@ -89,7 +89,7 @@ def attacked(sealed: tuple[Cluster, Proxies], seeds: range) -> None:
     close_all(comms)
 
 
-@pytest.mark.check
+@pytest.mark.nightly
 @pytest.mark.timeout(120)
 def test_attacks_on_sealed_lanes_are_redials(sealed: tuple[Cluster, Proxies]) -> None:
     attacked(sealed, range(18))
@@ -142,7 +142,7 @@ def replay(stream: bytes, where: tuple[str, int]) -> None:
             pass
 
 
-@pytest.mark.check
+@pytest.mark.nightly
 @pytest.mark.timeout(120)
 def test_a_recording_of_all_traffic_replayed_to_each_port_changes_nothing() -> None:
     """Tokens that are used, joins, calls and leaves: by the time it is said again nobody believes it."""
@@ -217,7 +217,7 @@ class Rogue:
         self.listener.close()
 
 
-@pytest.mark.check
+@pytest.mark.nightly
 @pytest.mark.timeout(120)
 def test_an_evicted_member_with_a_good_receipt_reaches_nobodys_lanes(tmp_path: Path) -> None:
     """While it is a member its lanes are let in; then none is, by whatever name, and nobody's link is broken."""
