@@ -44,6 +44,12 @@ class Outcome:
     ended: float  # time.monotonic()
 
 
+def links_lost(cluster: Cluster, i: int) -> int:
+    """How many links a daemon has lost, by its log, and single lanes of links that go on."""
+    logs = cluster.logs(i, lines=1_000_000)
+    return logs.count("LinkLost") + logs.count("LaneLost")
+
+
 def attempt(call: Callable[[], Receipt]) -> Outcome:
     """Make the call; its expected failures are outcomes."""
     try:

@@ -21,6 +21,7 @@ from tests.faults.support import (
     close_all,
     contribution,
     join,
+    links_lost,
     new_group,
     reduce_all,
     wait_until,
@@ -56,10 +57,6 @@ def ids(cluster: Cluster, group: str) -> dict[str, int]:
     return {one.name: one.mid for found in cluster.status().groups if found.name == group for one in found.members}
 
 
-def links_lost(cluster: Cluster, i: int) -> int:
-    return cluster.logs(i, lines=1_000_000).count("LinkLost")
-
-
 def attacked(sealed: tuple[Cluster, Proxies], seeds: range) -> None:
     """Operations with one attack each: right bytes, of everybody; nobody is evicted; what was hit is dialled anew."""
     cluster, proxies = sealed
@@ -89,7 +86,7 @@ def attacked(sealed: tuple[Cluster, Proxies], seeds: range) -> None:
     close_all(comms)
 
 
-@pytest.mark.nightly
+@pytest.mark.check
 @pytest.mark.timeout(120)
 def test_attacks_on_sealed_lanes_are_redials(sealed: tuple[Cluster, Proxies]) -> None:
     attacked(sealed, range(18))
@@ -142,7 +139,7 @@ def replay(stream: bytes, where: tuple[str, int]) -> None:
             pass
 
 
-@pytest.mark.nightly
+@pytest.mark.check
 @pytest.mark.timeout(120)
 def test_a_recording_of_all_traffic_replayed_to_each_port_changes_nothing() -> None:
     """Tokens that are used, joins, calls and leaves: by the time it is said again nobody believes it."""
@@ -162,7 +159,7 @@ def test_a_recording_of_all_traffic_replayed_to_each_port_changes_nothing() -> N
         streams = [bytes(stream) for recorder in recorders for stream in recorder.streams if stream]
         assert len(recorders[0].streams) >= 2 * PEERS, "each has come in, and stayed"
         assert sum(bool(recorder.streams) for recorder in recorders[1:]) >= PEERS - 1, "the younger dial"
-        logs = [cluster.logs(i).count("LinkLost") for i in range(PEERS)]
+        logs = [links_lost(cluster, i) for i in range(PEERS)]
         for where in (cluster.master_address, *map(cluster.peer_address, range(PEERS))):
             for stream in streams:
                 replay(stream, where)
@@ -170,7 +167,7 @@ def test_a_recording_of_all_traffic_replayed_to_each_port_changes_nothing() -> N
             assert all(outcome.receipt.attempts == 1 for outcome in outcomes)
         assert (ids(cluster, group), comms[0].epoch, sorted(cluster.status().daemons)) == (before, epoch, daemons)
         assert [found.name for found in cluster.status().groups] == [group]
-        assert [cluster.logs(i).count("LinkLost") for i in range(PEERS)] == logs
+        assert [links_lost(cluster, i) for i in range(PEERS)] == logs
         close_all(comms)
 
 
@@ -217,7 +214,7 @@ class Rogue:
         self.listener.close()
 
 
-@pytest.mark.nightly
+@pytest.mark.check
 @pytest.mark.timeout(120)
 def test_an_evicted_member_with_a_good_receipt_reaches_nobodys_lanes(tmp_path: Path) -> None:
     """While it is a member its lanes are let in; then none is, by whatever name, and nobody's link is broken."""

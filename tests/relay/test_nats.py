@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.faults.support import links_lost
 from tests.relay.nat import KINDS, PORT, Nats, why_not
 from tests.relay.running import relays
 from wancoll.chaos import Cluster, in_threads
@@ -187,7 +188,12 @@ def test_what_a_relay_changes_is_found_and_no_sum_is_wrong(tmp_path: Path) -> No
             comms = in_threads(lambda i: cluster.connect(i, start_world=2, min_world=2), 2)
             sum_of(comms)
             for kind in ("flip", "drop", "repeat", "reorder", "splice"):
+                before = [links_lost(cluster, i) for i in range(2)]
                 asked.write_text(kind)
                 receipts = sum_of(comms, 1 << 20)
                 assert not asked.exists(), f"{kind}: never done"
                 assert [receipt.world_size for receipt in receipts] == [2, 2], kind
+                until = time.monotonic() + 10  # it may show when all had come already
+                while [links_lost(cluster, i) for i in range(2)] == before:
+                    assert time.monotonic() < until, f"{kind}: nobody noticed"
+                    time.sleep(0.02)

@@ -107,7 +107,6 @@ class Control:
         self.lost = trio.Event()  # set while there is no master
         self.lost.set()
         self.addresses: list[str] = []
-        self._hints: list[str] = []
         self._heard_at = self._welcomed_at = 0.0
         self.commit_lease = CommitLease(clock.awake_or_asleep())
         self.interval = config.limits.heartbeat_interval  # seconds between heartbeats
@@ -186,7 +185,6 @@ class Control:
                 stream = Stream(sock, f"master at {address}", most, tls=tls)
                 await stream.shake_hands()
             self.addresses = advertised(self._config.advertise, self._data_socket, local_host)
-            self._hints = advertised((), self._data_socket, local_host)
             self._stream = stream
             if tls is None:
                 self._say_hello(stream)
@@ -241,7 +239,8 @@ class Control:
             package_version(), config.max_lanes, offered_congestion_controls(config.congestion_control),
             config.measure, self.term, self.master, self._dials, self._session if self.open else 0, self._heard,
             min(config.limits.master_grace, WITHOUT_END), self._ended, 2 * config.workers or resources.cores(),
-            self._hints, self._relays,
+            [] if config.advertise else self.addresses,  # hints: none where a user has said how to dial it
+            self._relays,
         )  # fmt: skip
 
     async def _ask_all(self, patience: float) -> None:

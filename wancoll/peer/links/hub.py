@@ -259,10 +259,10 @@ class LinkHub:
         if link is None:
             return
         reason = f"lane {event.lane} to {link.other.name}: {event.text}"
-        log.debug("lane down", lane=event.lane, other=link.other.name, reason=event.text, goes_on=event.goes_on)
         if not event.goes_on:
             self.step(core.Broken(event.link, reason))
             return
+        log.info("LaneLost", other=link.other.name, reason=reason)
         if event.connection == link.connections.get(event.lane, 1):
             self._watch(event.link, event.lane, None)
         self.step(core.LaneLost(event.link, event.lane, event.connection, reason))
