@@ -223,7 +223,6 @@ BOUNDS = {
     "wancoll/relay/switch.py: Switch._here": "daemons",
     "wancoll/relay/switch.py: Switch._spliced": "one for each name that has asked: the registry's",
     "wancoll/relay/switch.py: Switch._tickets": "_MOST_TICKETS",
-    "wancoll/peer/control.py: Control._hints": "one of each listener",
     "wancoll/peer/core/links.py: MemberLinks.ways": "4096, in a Plan",
     "wancoll/peer/links/hub.py: LinkHub._answers": "pending_connections, and lanes that are just welcome",
     "wancoll/peer/links/hub.py: LinkHub._dials": "links that are open",

@@ -6,7 +6,10 @@
 #include "owner.h"
 #include "streams/stream.h"
 
-enum { WC_CMD_ATTACH, WC_CMD_EPOCH, WC_CMD_PACE, WC_CMD_CLOSE, WC_CMD_POST, WC_CMD_CANCEL, WC_CMD_RELEASE, WC_CMD_FENCE, WC_CMD_LOST, WC_CMD_FORGET };
+enum {
+    WC_CMD_ATTACH, WC_CMD_LOST, WC_CMD_EPOCH, WC_CMD_PACE, WC_CMD_CLOSE,
+    WC_CMD_POST, WC_CMD_CANCEL, WC_CMD_RELEASE, WC_CMD_FENCE, WC_CMD_FORGET,
+};
 
 /* Somebody waits until so many workers have come that far. */
 typedef struct {

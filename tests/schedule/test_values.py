@@ -303,7 +303,7 @@ def shares_of(n, seed):
 @by_worlds
 @pytest.mark.parametrize("dtype", DType)
 def test_shares_change_no_bit(dtype, worlds):
-    """Whoever owns what, results and digests are those of even shares: of every op and codec, and in any order."""
+    """Results and digests are those of even shares, of every op and codec, and in any order of steps."""
     for n in worlds:
         for seed, count in enumerate((0, 1, n, 700)):
             shares = shares_of(n, 10 * n + seed)

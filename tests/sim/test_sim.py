@@ -98,7 +98,7 @@ def test_in_too_small_a_world_calls_behind_an_update_wait_for_who_is_admitted_at
 
 
 def test_shares_of_members_that_are_all_gone_are_none() -> None:
-    """Who is left owned nothing of a tensor."""
+    """The members that are left owned nothing of a tensor."""
     assert attempt(20001, 32)[1] == ""
 
 

@@ -13,7 +13,7 @@ import os
 import select
 import socket
 import struct
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,9 +36,7 @@ BEATS = 3  # a daemon beats so often within the silence after which it is given 
 _BUFFER = 256 * KIB  # of a splice, each way
 _MOST_TICKETS = 8192  # whose connections have not come; beyond, the oldest are void
 _MOST_SPLICES = 4096
-_MOST_ASKED = (
-    256  # tickets and splices that one daemon has asked for: beyond, its oldest ticket is void, or it is refused
-)
+_MOST_ASKED = 256  # tickets, and splices, of one daemon: its oldest ticket is void then, or it is refused
 _PAUSE = 0.001  # seconds between two of its wishes
 _RESET = struct.pack("ii", 1, 0)
 _TCP_NOTSENT_LOWAT = 25  # of Linux
@@ -101,12 +99,13 @@ class Switch:
         log.info("a daemon can be reached here", daemon=daemon)
         beat, silence = encode(m.RelayBeat()), BEATS * self._limits.heartbeat_timeout
         stream.send(beat)
+        own: deque[bytes] = deque(maxlen=_MOST_ASKED)  # its newest tickets: older ones are void
         try:
             said = messages(stream, m.ToRelay, self._limits.handshake_bytes, silence)
             async with contextlib.aclosing(said):
                 async for message in said:
                     if isinstance(message, m.RelayDial):
-                        self._dialled(daemon, stream, message)
+                        self._dialled(daemon, stream, message, own)
                         await trio.sleep(_PAUSE)
                     else:
                         stream.send(beat)
@@ -115,7 +114,7 @@ class Switch:
                 del self._here[daemon]
                 log.info("a daemon is gone", daemon=daemon, reason=stream.ended)
 
-    def _dialled(self, daemon: str, stream: Stream, dial: m.RelayDial) -> None:
+    def _dialled(self, daemon: str, stream: Stream, dial: m.RelayDial, own: deque[bytes]) -> None:
         """Give both ends a ticket, each its own."""
         to, now = self._here.get(dial.to), trio.current_time()
         full = self.splices >= _MOST_SPLICES or self._spliced[daemon] >= _MOST_ASKED
@@ -125,12 +124,13 @@ class Switch:
             return
         while self._tickets and (len(self._tickets) >= _MOST_TICKETS or next(iter(self._tickets.values())).until < now):
             del self._tickets[next(iter(self._tickets))]
-        own = [ticket for ticket, pair in self._tickets.items() if pair.by == daemon]
-        for ticket in own[: max(0, len(own) + 2 - _MOST_ASKED)]:
-            del self._tickets[ticket]
         pair = _Pair(now + self._limits.connect_timeout, daemon)
         mine, theirs = (os.urandom(TICKET_BYTES) for _ in range(2))
-        self._tickets[mine] = self._tickets[theirs] = pair
+        for ticket in (mine, theirs):
+            if len(own) == own.maxlen:
+                self._tickets.pop(own[0], None)
+            own.append(ticket)
+            self._tickets[ticket] = pair
         stream.send(encode(m.RelayDialled(dial.number, mine)))
         to.send(encode(m.RelayCalled(theirs)))
 

@@ -53,11 +53,10 @@ static void drop_socket(wc_lane *lane, bool orderly)
     wc_stream_close(&lane->stream, orderly);
     if (lane->thirst.listed)
         wc_list_remove(&lane->worker->thirsty, &lane->thirst);
-    lane->tx_count = 0;
+    lane->tx_first = lane->tx_count = 0;
+    lane->tx_sent = 0;
     free(lane->tx_private);
     lane->tx_private = NULL;
-    lane->tx_first = 0;
-    lane->tx_sent = 0;
     lane->rx_part = NULL;
     lane->rx_parked = lane->rx_body = lane->rx_more = lane->blocked = false;
     lane->rx_have = lane->armed = 0;
@@ -74,7 +73,7 @@ static void end(wc_lane *lane, bool goes_on, int error, const char *format, va_l
     if (lane->stream.fd < 0)
         return;
     wc_event event = wc_event_lane_down(lane->link->id, lane->index, error, format, arguments);
-    const uint64_t taken = lane->rx_begin + (lane->rx_body ? sizeof(wc_frame) + wc_frame_rest(&lane->rx_frame) - lane->rx_left : 0);
+    const uint64_t taken = lane->rx_begin + (lane->rx_body ? wc_frame_bytes(&lane->rx_frame) - lane->rx_left : 0);
     event.value = lane->connection;
     event.extra = goes_on && wc_lost_begin(lane);
     drop_socket(lane, false);

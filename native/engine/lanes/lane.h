@@ -23,6 +23,12 @@ static inline uint32_t wc_frame_rest(const wc_frame *frame)
     return frame->length - (uint32_t)frame->taken;
 }
 
+/* Bytes that it takes there. */
+static inline uint64_t wc_frame_bytes(const wc_frame *frame)
+{
+    return sizeof *frame + wc_frame_rest(frame);
+}
+
 /* A frame that was given to the connection, and where it begins there: see lost.c. */
 typedef struct {
     uint64_t at;
@@ -80,7 +86,6 @@ struct wc_lane {
     uint32_t rx_left;
     wc_checksum rx_sum; /* lags behind final payload, by less than a piece */
     wc_part *rx_part;   /* NULL: drained */
-    bool rx_resumed;    /* the frame began on another connection */
     uint8_t rx_tail[8]; /* of a reduction: bytes of an element that has not arrived whole */
     uint32_t rx_tail_bytes;
 

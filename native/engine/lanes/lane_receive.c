@@ -129,9 +129,9 @@ static void end_frame(wc_lane *lane)
     wc_part *part = lane->rx_part;
     lane->rx_body = false;
     lane->rx_part = NULL;
-    lane->rx_begin += sizeof(wc_frame) + wc_frame_rest(&lane->rx_frame);
+    lane->rx_begin += wc_frame_bytes(&lane->rx_frame);
     wc_count(part ? &lane->counters.frames_received : &lane->counters.frames_dropped, 1);
-    const bool partly = !part && lane->rx_resumed; /* it was drained, and the rest of it before */
+    const bool partly = !part && lane->rx_frame.taken; /* drained, and its beginning came over another connection */
     if (lane->checksums && !partly && lane->rx_sum.sum != lane->rx_frame.checksum) {
         wc_count(&lane->counters.checksum_failures, 1);
         wc_lane_down(lane, EBADMSG, "checksum: %016llx over seq %llu offset %llu, the frame says %016llx",
@@ -169,7 +169,6 @@ static bool begin_frame(wc_lane *lane)
     lane->rx_have = 0;
     lane->rx_body = true;
     lane->rx_left = wc_frame_rest(&lane->rx_frame);
-    lane->rx_resumed = lane->rx_frame.taken > 0;
     lane->rx_tail_bytes = 0;
     wc_checksum_begin(&lane->rx_sum, lane->rx_frame.offset, lane->rx_left);
     if (lane->rx_part && lane->rx_part->partial)

@@ -83,7 +83,7 @@ static void fill(wc_lane *lane, uint32_t *begun, uint32_t *quota)
         if (!part || !wc_part_frame(part, &end))
             return;
         make_frame(lane, part, end);
-        bytes += sizeof(wc_frame) + wc_frame_rest(&lane->tx[lane->tx_count - 1].header);
+        bytes += wc_frame_bytes(&lane->tx[lane->tx_count - 1].header);
     }
 }
 
@@ -94,7 +94,7 @@ static void advance(wc_lane *lane, size_t n)
     lane->tx_sent += n;
     while (lane->tx_count) {
         wc_tx_frame *frame = &lane->tx[lane->tx_first];
-        size_t size = sizeof frame->header + wc_frame_rest(&frame->header);
+        size_t size = wc_frame_bytes(&frame->header);
         if (lane->tx_sent < size)
             return;
         lane->tx_sent -= size;
@@ -217,7 +217,7 @@ void wc_lane_forget_tx(wc_lane *lane, const wc_work *work)
         wc_tx_frame *frame = &frames[i];
         if (frame->part && (!work || frame->part->work == work)) {
             if (i > 0 || lane->tx_sent == 0) {
-                dropped += sizeof frame->header + wc_frame_rest(&frame->header);
+                dropped += wc_frame_bytes(&frame->header);
                 continue;
             }
             uint32_t length = wc_frame_rest(&frame->header);

@@ -27,7 +27,7 @@
 void wc_lost_log(wc_lane *lane, const wc_tx_frame *frame)
 {
     const uint64_t at = lane->tx_end;
-    lane->tx_end += sizeof frame->header + wc_frame_rest(&frame->header);
+    lane->tx_end += wc_frame_bytes(&frame->header);
     if (lane->stream.pipe || lane->log_lacks)
         return;
     if (lane->log_count == lane->log_room) {
@@ -95,7 +95,7 @@ bool wc_lost_begin(wc_lane *lane)
     lane->owed = lane->connection;
     lane->tx_end += lane->tx_sent; /* from here on: what the socket took */
     for (uint32_t i = 0; i < lane->tx_count; i++)
-        lane->tx_end -= sizeof(wc_frame) + wc_frame_rest(&lane->tx[lane->tx_first + i].header);
+        lane->tx_end -= wc_frame_bytes(&lane->tx[lane->tx_first + i].header);
     return true;
 }
 

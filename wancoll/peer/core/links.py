@@ -132,7 +132,7 @@ class Link:
 
     @property
     def up(self) -> bool:
-        """Whether all its lanes are in the engine."""
+        """Whether all its lanes have come into the engine; some may be lost, and dialled again."""
         return self.state is State.up
 
     @property
@@ -607,6 +607,7 @@ class Links:
         if not link.up:
             self._lose(link, reason, now, out)
             return
+        link.reason = reason
         link.attached.discard(lane)
         link.lost.setdefault(lane, now)
         calm = now - link.restored_at >= LONGEST_PAUSE / 2  # else lanes come up and break again and again
@@ -625,11 +626,14 @@ class Links:
     def _plan_restore(self, link: Link, at: float) -> None:
         """See that lanes that are lost are dialled again, *at* then, by the end that has dialled them."""
         dials = link.lost and link.ours and not link.dialled_again
-        late = min(link.lost.values(), default=inf) + self._limits.link_timeout
-        link.due = min(at if dials else inf, late)
+        link.due = min(at if dials else inf, self._too_late(link))
+
+    def _too_late(self, link: Link) -> float:
+        """When a lane has been lost for so long that the link is."""
+        return min(link.lost.values(), default=inf) + self._limits.link_timeout
 
     def _restore(self, link: Link, now: float, out: list[Command]) -> None:
-        if now >= min(link.lost.values(), default=inf) + self._limits.link_timeout:
+        if now >= self._too_late(link):
             self._lose(link, f"a lane to {link.other.name} cannot be had again: {link.reason}", now, out)
         elif link.other.daemon in self._cut:
             self._plan_restore(link, now + self._pause(link))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing
 from itertools import count
 
 import structlog
@@ -188,21 +189,23 @@ class Relays:
         if stream.tls is None:
             stream.send(encode(hello))
         silence = BEATS * self._limits.heartbeat_timeout
-        async for message in messages(stream, kind, self._limits.handshake_bytes, silence):
-            match message:
-                case m.RelayBeat():
-                    if relay.stream is None:
-                        log.info("at a relay", relay=relay.info.name)
-                    relay.stream = stream
-                case m.RelayDialled(number=number):
-                    relay.answer(number, message)
-                case m.RelayCalled(ticket=ticket):
-                    if self._accepting < self._limits.pending_connections:
-                        self._nursery.start_soon(self._called, relay, ticket)
-                case m.Challenge(nonce) if self._wallet is not None and stream.tls is not None:
-                    stream.send(encode(self._wallet.proof(self._daemon).first(stream.tls.key, nonce, hello)))
-                case m.Bye(reason):
-                    return str(reason)
+        said = messages(stream, kind, self._limits.handshake_bytes, silence)
+        async with aclosing(said):
+            async for message in said:
+                match message:
+                    case m.RelayBeat():
+                        if relay.stream is None:
+                            log.info("at a relay", relay=relay.info.name)
+                        relay.stream = stream
+                    case m.RelayDialled(number=number):
+                        relay.answer(number, message)
+                    case m.RelayCalled(ticket=ticket):
+                        if self._accepting < self._limits.pending_connections:
+                            self._nursery.start_soon(self._called, relay, ticket)
+                    case m.Challenge(nonce) if self._wallet is not None and stream.tls is not None:
+                        stream.send(encode(self._wallet.proof(self._daemon).first(stream.tls.key, nonce, hello)))
+                    case m.Bye(reason):
+                        return str(reason)
         return stream.ended
 
     async def _called(self, relay: _Relay, ticket: bytes) -> None:
