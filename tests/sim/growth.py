@@ -20,6 +20,7 @@ CACHES = {  # that are bounded by their own, and fill up
     "master.missing": 4096,
     "master.gone": 1024,
     "master.connections[].members[].group.troubles": 64,
+    "master.connections[].members": 8,  # clients that happen to call at one daemon
 }
 
 
