@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, TypeAlias
+
 from wancoll.errors import ConfigError
 
 
@@ -16,4 +18,6 @@ except ImportError as missing:
         "the C engine is not built", got=str(missing), hint="run, in the source folder: pip install ."
     ) from missing
 
-__all__ = ["NotBuilt", "ffi", "lib"]
+CData: TypeAlias = Any  # what cffi hands out, which has no types: it looks at kinds and fields when it is used
+
+__all__ = ["CData", "NotBuilt", "ffi", "lib"]
