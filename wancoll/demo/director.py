@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,12 +11,11 @@ from dataclasses import dataclass
 from wancoll.demo import data, reports
 from wancoll.demo.outcome import Outcome
 from wancoll.demo.show import Show
-from wancoll.demo.worker import Course, alone, take_part
+from wancoll.demo.worker import Course, take_part, train_alone
 from wancoll.errors import ConfigError, WancollError
 from wancoll.process import wait_stopped
 from wancoll.testing import ClientProcess, Cluster
 
-_ALONE = "single process"
 _MID_OP_TIMEOUT = 10.0  # seconds for the armed all-reduce to be under way
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
@@ -53,12 +51,8 @@ class DemoPlan:
 def play(plan: DemoPlan, show: Show) -> Outcome:
     """Run the demo on processes of its own; they all end with it, also when it fails or is interrupted."""
     os.environ.update(_ONE_THREAD)  # which the training processes inherit
-    with (
-        tempfile.TemporaryDirectory(prefix="wancoll-demo-") as folder,
-        Cluster(plan.peers, fork=True, secure=plan.secure) as cluster,
-        ThreadPoolExecutor(max_workers=1) as helper,
-    ):
-        return _Director(plan, show, cluster, helper, os.path.join(folder, "digits.npz")).direct()
+    with Cluster(plan.peers, fork=True, secure=plan.secure) as cluster, ThreadPoolExecutor(max_workers=1) as helper:
+        return _Director(plan, show, cluster, helper).direct()
 
 
 @dataclass(eq=False)
@@ -74,10 +68,10 @@ class _Trainer:
 class _Director:
     """Reacts to the training processes' reports; see play()."""
 
-    def __init__(self, plan: DemoPlan, show: Show, cluster: Cluster, helper: ThreadPoolExecutor, digits: str) -> None:
+    def __init__(self, plan: DemoPlan, show: Show, cluster: Cluster, helper: ThreadPoolExecutor) -> None:
         self._plan, self._show, self._cluster, self._helper = plan, show, cluster, helper
         self._outcome = Outcome(plan.steps)
-        self._course = Course(digits, plan.seed, plan.steps)
+        self._course = Course(data.digits(), plan.seed, plan.steps)
         self._members: list[_Trainer] = []  # [i] is the client of the cluster's daemon i
         self._ranks: dict[int, int] = {}  # rank -> index of the member, at the start
         self._waiting: set[str] = set()
@@ -85,25 +79,17 @@ class _Director:
 
     def direct(self) -> Outcome:
         """Start all, react until all have finished."""
-        data.digits().save(self._course.digits)
         for _ in range(self._plan.peers):
             self._start_member(self._plan.kill_in, self._plan.join_before)
-        self._alone = _Trainer(_ALONE, ClientProcess(_ALONE, alone, (self._course,), fork=True))
+        alone = ClientProcess("single process", train_alone, (self._course,), fork=True)
         try:
-            while not (self._outcome.newcomer and all(one.finished or one.killed for one in self._everyone())):
+            while not (self._outcome.newcomer and all(one.finished or one.killed for one in self._members)):
                 for trainer, report in self._hear():
-                    if trainer is not self._alone:
-                        self._hear_member(trainer, report)
-                    elif isinstance(report, reports.Stepped):
-                        self._outcome.alone.append(report)
-                    elif isinstance(report, reports.Finished):
-                        self._outcome.alone_finished = report
+                    self._hear_member(trainer, report)
+            self._outcome.alone, self._outcome.alone_finished = alone.result(self._plan.silence_timeout)
         finally:
-            self._alone.process.close()
+            alone.close()
         return self._outcome
-
-    def _everyone(self) -> list[_Trainer]:
-        return [*self._members, self._alone]
 
     def _start_member(self, *wait_before: int, spoil: bool = False) -> None:
         i = len(self._members)
@@ -118,7 +104,7 @@ class _Director:
         Raises:
             WancollError: a process ended that was neither killed nor finished, or all have been silent for too long.
         """
-        still = {one.process: one for one in self._everyone() if not one.finished and not one.killed}
+        still = {one.process: one for one in self._members if not one.finished and not one.killed}
         heard = ClientProcess.heard(still, self._plan.silence_timeout)
         if not heard:
             raise WancollError(
