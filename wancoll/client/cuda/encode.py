@@ -36,10 +36,10 @@ class Launch:
     threads: int = _THREADS
 
 
-def encode_launch(codec: Codec, dtype: DType, n: int, first: int = 0) -> Launch:
-    """What encodes *n* elements of a tensor, from element *first* on, which begins a block."""
+def encode_launch(codec: Codec, dtype: DType, n: int) -> Launch:
+    """What encodes *n* elements of a tensor, from a block's begin on."""
     if codec is Codec.bf16:
-        threads = -(-(first % _LINE + n) // _LINE) * _LINE_THREADS
+        threads = -(-n // _LINE) * _LINE_THREADS
     else:
         threads = -(-n // BLOCKS[codec][0]) * _WARP
     return _launch(f"encode_{codec.name}", dtype, threads)
@@ -166,55 +166,42 @@ class Codecs:
         self._module = driver("cuModuleLoadData", compiled(int(major), int(minor)))
         self._functions: dict[str, Any] = {}
 
-    def encode(
-        self, stream: Any, codec: Codec, dtype: DType, coded: int, source: int, n: int,
-        noise: tuple[int, int] | None = None,
-    ) -> None:  # fmt: skip
+    def encode(self, stream: Any, codec: Codec, dtype: DType, coded: int, source: int, n: int) -> None:
         """Queue on *stream*: the *n* elements of *dtype* at *source* become coded_bytes(codec, n) bytes at *coded*.
 
-        Args:
-            stream: a CUstream of this device.
-            codec: one of CODECS.
-            dtype: that the codec takes.
-            coded: address on the device; of bf16 a multiple of 2.
-            source: address on the device, a multiple of the dtype's size.
-            n: elements, from a block's begin on.
-            noise: round stochastically: the 64 bits of the key, and the index in the tensor of the first element.
+        Rounded to nearest. Addresses are the device's: that of elements a multiple of the dtype's size, *coded* of bf16
+        of 2.
 
         Raises:
             DeviceError: the driver refuses.
         """
-        key, first = noise or (0, 0)
-        launch = encode_launch(codec, dtype, n, first)
-        types = (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64)
-        self._run(stream, launch, (coded, source, n, int(noise is not None), key, first), types)
+        self._run(stream, encode_launch(codec, dtype, n), coded, source, n)
 
     def decode(self, stream: Any, codec: Codec, dtype: DType, out: int, coded: int, n: int) -> None:
         """Queue on *stream*: the bytes at *coded* become *n* elements at *out*; see encode."""
-        self._run(stream, decode_launch(codec, dtype, n), (out, coded, n), (ctypes.c_uint64,) * 3)
+        self._run(stream, decode_launch(codec, dtype, n), out, coded, n)
 
     def feed(self, stream: Any, dtype: DType, out: int, source: int, n: int, residual: int) -> None:
         """Queue: *n* elements of *dtype* and of the *residual* (0: there is none) are added, at *out*, in its dtype."""
-        self._run(stream, feed_launch(dtype, n), (out, source, n, residual), (ctypes.c_uint64,) * 4)
+        self._run(stream, feed_launch(dtype, n), out, source, n, residual)
 
     def lost(self, stream: Any, codec: Codec, dtype: DType, out: int, source: int, n: int, coded: int) -> None:
         """Queue: what feed() has made, at *source*, less what is left of it *coded*, is at *out*; that may be *source*.
 
         Without *coded* (0) it is all of it. What is not finite becomes 0.
         """
-        self._run(stream, lost_launch(codec, dtype, n), (out, source, n, coded), (ctypes.c_uint64,) * 4)
+        self._run(stream, lost_launch(codec, dtype, n), out, source, n, coded)
 
     def close(self) -> None:
         """Unload the kernels; only when none of them runs."""
         self._driver.code("cuModuleUnload", self._module)
 
-    def _run(self, stream: Any, launch: Launch, values: tuple[int, ...], types: tuple[Any, ...]) -> None:
+    def _run(self, stream: Any, launch: Launch, *values: int) -> None:
         if not launch.blocks:
             return
         function = self._functions.get(launch.kernel)
         if function is None:
             function = self._driver("cuModuleGetFunction", self._module, launch.kernel.encode())
             self._functions[launch.kernel] = function
-        self._driver(
-            "cuLaunchKernel", function, launch.blocks, 1, 1, launch.threads, 1, 1, 0, stream, (values, types), 0
-        )
+        given = values, (ctypes.c_uint64,) * len(values)
+        self._driver("cuLaunchKernel", function, launch.blocks, 1, 1, launch.threads, 1, 1, 0, stream, given, 0)
