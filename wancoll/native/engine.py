@@ -14,12 +14,11 @@ from msgspec import Struct
 
 from wancoll.collective import Codec, DType, ReduceOp
 from wancoll.errors import ConfigError
-from wancoll.limits import BLOCK, KIB
+from wancoll.limits import KIB
 from wancoll.native import CData, ffi, lib
 from wancoll.native.seal import Sealed
 from wancoll.schedule.steps import Buffer, Place, Schedule, Step
 
-DIGEST_BLOCK = BLOCK
 SEGMENT = 512 * KIB
 STRIPE = 256 * KIB
 NOTE_BYTES = 128

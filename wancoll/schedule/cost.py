@@ -1,8 +1,8 @@
 """What an operation should take: the classic alpha-beta model, this engine's pipelined one, and the choice from it.
 
-*Classic* (`messages`, `bytes_on_path`, `seconds`, `crossover`): T = messages * alpha + bytes * beta of an all-reduce,
-one step after the other, as in Thakur, Rabenseifner and Gropp, 2005, "Optimization of collective communication
-operations in MPICH", and Patarasuk and Yuan, 2009. It compares algorithms on paper; `wancoll model` prints it.
+*Classic* (`seconds`, `crossover`): T = messages * alpha + bytes * beta of an all-reduce, one step after the other, as
+in Thakur, Rabenseifner and Gropp, 2005, "Optimization of collective communication operations in MPICH", and Patarasuk
+and Yuan, 2009. It compares algorithms on paper; `wancoll model` prints it.
 
 *Pipelined* (`predicted`, `choices`): what this project's executor does. A member passes bytes on while the rest of them
 still arrives, and sends and receives at the same time, so a step does not wait for the one before it. Two things are
@@ -59,21 +59,8 @@ class Sites:
 # ---- the classic model ---------------------------------------------------------------------------------
 
 
-def messages(algorithm: str, world_size: int) -> float:
-    """Messages that follow each other in an all-reduce of *world_size* members; those that leave together count once.
-
-    Not for hierarchical, whose hops have two costs: see `seconds`. Raises ValueError: no such algorithm, or no members.
-    """
-    return _classic(algorithm, world_size)[0]
-
-
-def bytes_on_path(algorithm: str, nbytes: float, world_size: int) -> float:
-    """Bytes that follow each other on the busiest member's link in an all-reduce of *nbytes*; see `messages`."""
-    return _classic(algorithm, world_size)[1] * nbytes
-
-
 def handled(algorithm: str, world_size: int, kind: str = "all_reduce") -> int:
-    """Messages that the busiest member sends and receives, in sum; see `messages`."""
+    """Messages that the busiest member sends and receives, in sum. Raises ValueError: there is no such algorithm."""
     _check(algorithm, world_size)
     return _pipe(kind, algorithm).handled(world_size) if world_size > 1 else 0
 
@@ -125,7 +112,7 @@ def crossover(first: str, second: str, world_size: int, cost: LinkCost, *, sites
 
 
 def _classic(algorithm: str, world_size: int) -> tuple[float, float]:
-    """Messages, and bytes for each byte of the tensor."""
+    """Messages that follow each other, those that leave together as one, and bytes for each byte of the tensor."""
     _check(algorithm, world_size)
     k = world_size
     if k == 1:
@@ -145,9 +132,8 @@ def _classic(algorithm: str, world_size: int) -> tuple[float, float]:
             return 2 * _levels(k), min(k, 4) / 2
         case "direct":
             return 2, 2 * (k - 1) / k
-        case "full_exchange":
+        case _:  # full_exchange
             return 1, k - 1
-    raise ValueError(f"{algorithm} has hops of two costs: it has no single count")
 
 
 def _line(algorithm: str, world_size: int, cost: LinkCost, sites: Sites | None) -> tuple[float, float]:
