@@ -101,14 +101,16 @@ class _Private:
 
     def stop(self) -> None:
         """End it: close its standard input, then SIGTERM, then SIGKILL; each has seconds. Safe to call again."""
-        process = self._let_go()
-        if process is not None:
+        process = self._process
+        if process is not None and process.stdin is not None:
+            process.stdin.close()
             self._stop(process)
+            self._process = None  # last: whoever was interrupted does it again
         self._own.close()
         _alive.discard(self)
 
     def _let_go(self) -> subprocess.Popen[bytes] | None:
-        """Close its standard input; it is nobody's then."""
+        """Close its standard input, and do not end it."""
         process, self._process = self._process, None
         if process is not None and process.stdin is not None:
             process.stdin.close()
