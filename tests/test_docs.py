@@ -25,7 +25,7 @@ RULE = re.compile(r"\bR(\d{1,2})\b(?!\.py)")  # R2
 DOCUMENT = re.compile(r"(?<![\w/.-])((?:[\w-]+/)*[\w-]+\.md)\b")  # ARCHITECTURE.md, docs/engine.md
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 CODE = re.compile(r"`([^`\n]+)`")
-FILE = re.compile(r"[\w@.*-]*(?:/[\w@.*-]+)*(?:\.(?:py|c|h|service|env)|/)")
+FILE = re.compile(r"[\w@.*-]*(?:/[\w@.*-]+)*(?:\.(?:py|pyi|c|h|service|env)|/)")
 OTHERS = {"PERFORMANCE.md"}  # of nccl-tests
 FILES = {("wancoll", "env"), ("wancoll", "sqlite")}  # and no names
 

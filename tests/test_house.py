@@ -66,7 +66,7 @@ def riddles(name: str, text: str) -> list[str]:
 
 
 def test_docstrings_begin_with_what_a_thing_is_or_does():
-    names = [name for name in product_files() if name.endswith((".py", ".c", ".h"))]
+    names = [name for name in product_files() if name.endswith((".py", ".pyi", ".c", ".h"))]
     names = [name for name in names if not name.startswith(C_ELSEWHERE)]
     found = [each for name in names for each in riddles(name, (ROOT / name).read_text())]
     assert not found, "\n" + "\n".join(found)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
-
 from wancoll.errors import ConfigError
 
 
@@ -18,6 +16,4 @@ except ImportError as missing:
         "the C engine is not built", got=str(missing), hint="run, in the source folder: pip install ."
     ) from missing
 
-CData: TypeAlias = Any  # what cffi hands out, which has no types: it looks at kinds and fields when it is used
-
-__all__ = ["CData", "NotBuilt", "ffi", "lib"]
+__all__ = ["NotBuilt", "ffi", "lib"]

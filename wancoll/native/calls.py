@@ -5,11 +5,14 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from wancoll.commit.begun import Begun, RingCall
-from wancoll.native import CData, ffi, lib
+from wancoll.native import ffi, lib
 from wancoll.native.engine import Engine, Hearers, Prepared
+
+if TYPE_CHECKING:
+    from wancoll import _native as c
 
 SLOTS = lib.WC_CALLS
 PREPARED = lib.WC_PREPARED  # calls that one client may have prepared
@@ -42,14 +45,14 @@ class Caller:
         caller = lib.wc_caller_new(engine._live, number, slots, ffi.cast("void *", address), nbytes, wake)
         if not caller:
             raise OSError(ffi.errno, os.strerror(ffi.errno))
-        self._caller: CData | None = caller
+        self._caller: c.Pointer | None = caller
         self._terms, self._oldest = ffi.new("wc_terms *"), ffi.new("uint64_t *")
-        self._records: CData | None = None  # made when they are needed
+        self._records: c.Array[c.CallRecord] | None = None  # made when they are needed
         self._slot = ffi.new("wc_call *")
         self._voters = list[int]()  # mids, in the order of terms.links
 
     @property
-    def _live(self) -> CData:
+    def _live(self) -> c.Pointer:
         if self._caller is None:
             raise RuntimeError("the caller is closed")
         return self._caller
@@ -106,7 +109,7 @@ class Caller:
         if caller is not None:
             lib.wc_caller_free(caller)
 
-    def _room(self) -> CData:
+    def _room(self) -> c.Array[c.CallRecord]:
         if self._records is None:
             self._records = ffi.new("wc_call_record[]", lib.WC_RECORDS)
         return self._records
@@ -119,7 +122,7 @@ class Caller:
         claims = {mid: terms.claims[i] for i, mid in enumerate(self._voters)}
         return Known(begun, terms.committed, terms.number, terms.op, claims, 1e-9 * oldest + ahead if oldest else 0.0)
 
-    def _begun(self, record: CData, ahead: float) -> Begun:
+    def _begun(self, record: c.CallRecord, ahead: float) -> Begun:
         call, answer, committed = record.call, record.call.answer, record.state == lib.WC_CALL_COMMITTED
         return Begun(
             _call(call), answer.seq, record.op, 1e-9 * record.began + ahead,
@@ -130,5 +133,5 @@ class Caller:
         )  # fmt: skip
 
 
-def _call(slot: CData) -> RingCall:
+def _call(slot: c.Call) -> RingCall:
     return RingCall(slot.posted, slot.prepared, slot.input, slot.result, slot.filled, slot.shown)

@@ -8,16 +8,19 @@ import mmap
 import os
 from collections.abc import Collection, Mapping
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from msgspec import Struct
 
 from wancoll.collective import Codec, DType, ReduceOp
 from wancoll.errors import ConfigError
 from wancoll.limits import KIB
-from wancoll.native import CData, ffi, lib
+from wancoll.native import ffi, lib
 from wancoll.native.seal import Sealed
 from wancoll.schedule.steps import Buffer, Place, Schedule, Step
+
+if TYPE_CHECKING:
+    from wancoll import _native as c
 
 SEGMENT = 512 * KIB
 STRIPE = 256 * KIB
@@ -116,7 +119,7 @@ class Prepared:
 
     __slots__ = ("_op", "_steps")
 
-    def __init__(self, op: CData, steps: CData) -> None:
+    def __init__(self, op: c.Op, steps: c.Pointer) -> None:
         self._op, self._steps = op, steps  # the op points to the steps
 
 
@@ -155,7 +158,7 @@ def prepare(
     return Prepared(prepared, steps)
 
 
-def _translate(step: Step, out: CData, links: Mapping[int, int]) -> None:
+def _translate(step: Step, out: c.Step, links: Mapping[int, int]) -> None:
     if step.peer >= 0:
         if step.peer not in links:
             raise ConfigError("a schedule needs a link that is not there", who=f"rank {step.peer}")
@@ -169,13 +172,13 @@ def _translate(step: Step, out: CData, links: Mapping[int, int]) -> None:
     out.after = (*step.after, -1, -1)[:2]
 
 
-def _set_place(place: Place, out: CData) -> None:
+def _set_place(place: Place, out: c.Place) -> None:
     out.buffer, out.offset, out.encoded = int(place.buffer), place.offset, int(place.encoded)
 
 
 def taken_from_pipe(memory: mmap.mmap, *, first: bool) -> int:
     """How many bytes the other end of a lane says that it has read, by the first PIPE_HEAD bytes of its memory."""
-    return int(lib.wc_pipe_taken(ffi.from_buffer(memory), int(first)))
+    return lib.wc_pipe_taken(ffi.from_buffer(memory), int(first))
 
 
 class Engine:
@@ -191,7 +194,7 @@ class Engine:
     prepare = staticmethod(prepare)
 
     def __init__(self, *, workers: int = 1, segment: int = SEGMENT, stripe: int = STRIPE, uplink: int = 0) -> None:
-        self._engine: CData | None = None
+        self._engine: c.Pointer | None = None
         config = ffi.new("wc_config *")
         try:
             config.workers, config.segment, config.stripe, config.uplink = workers, segment, stripe, uplink
@@ -222,7 +225,7 @@ class Engine:
             lib.wc_engine_free(engine)
 
     @property
-    def _live(self) -> CData:
+    def _live(self) -> c.Pointer:
         if self._engine is None:
             raise RuntimeError("the engine is closed")
         return self._engine
@@ -230,7 +233,7 @@ class Engine:
     @property
     def fd(self) -> int:
         """Readable while events wait. It belongs to the engine."""
-        return int(lib.wc_engine_fd(self._live))
+        return lib.wc_engine_fd(self._live)
 
     def open_link(self, link: int, lanes: int, epoch: int, lane_groups: int = 1) -> None:
         """A link with *lanes* lanes, none attached yet, at *epoch*; see wc_link_open for lane_groups."""
@@ -379,7 +382,7 @@ class Engine:
     @property
     def notes_fd(self) -> int:
         """Readable while notes wait. It belongs to the engine."""
-        return int(lib.wc_notes_fd(self._live))
+        return lib.wc_notes_fd(self._live)
 
     def notes(self) -> list[Note]:
         """Take some of the notes that wait, those of each link in order. For what is left notes_fd stays readable."""
@@ -411,7 +414,7 @@ _POST_RULES = (
 )
 
 
-def _event(e: CData) -> Event:
+def _event(e: c.Event) -> Event:
     kind = e.type
     if kind == lib.WC_EV_DONE:
         error = math.sqrt(e.error_squares / e.norm_squares) if e.norm_squares else 0.0
@@ -456,9 +459,9 @@ def kernel_name() -> str:
     if table == ffi.NULL:
         ffi.errno = errno.ENOSYS
         raise _refusal("", "", "")
-    return str(ffi.string(table.name).decode())
+    return ffi.string(table.name).decode()
 
 
 def hash_at(address: int, nbytes: int) -> int:
     """XXH3-64 of memory, which must stay mapped. Other Python threads run meanwhile."""
-    return int(lib.wc_kernels_default().hash64(ffi.cast("void *", address), nbytes))
+    return lib.wc_kernels_default().hash64(ffi.cast("void *", address), nbytes)

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from wancoll.errors import ConfigError
-from wancoll.native import CData, ffi, lib
+from wancoll.native import ffi, lib
+
+if TYPE_CHECKING:
+    from wancoll import _native as c
 
 READS, WRITES = 1, 2
 _KEY_BYTES = 32
@@ -44,7 +47,7 @@ class Seals:
     """
 
     def __init__(self, certificate: bytes, key: bytes) -> None:
-        self._seals: CData | None = None
+        self._seals: c.Pointer | None = None
         reason = ffi.new("char[]", _REASON_BYTES)
         made = lib.wc_tls_identity_new(certificate, key, reason, _REASON_BYTES)
         if not made:
@@ -75,11 +78,11 @@ class Seals:
 class Sealed:
     """A connection, before the engine has it. Made by Seals."""
 
-    def __init__(self, tls: CData) -> None:
-        self._tls: CData | None = tls
+    def __init__(self, tls: c.Pointer) -> None:
+        self._tls: c.Pointer | None = tls
 
     @property
-    def _live(self) -> CData:
+    def _live(self) -> c.Pointer:
         if self._tls is None:
             raise OSError(errno.EBADF, "it is closed, or the engine's")
         return self._tls
@@ -120,7 +123,7 @@ class Sealed:
 
     def write(self, data: bytes) -> int:
         """How many bytes were taken, perhaps none. Raises OSError: it has failed."""
-        taken: int = lib.wc_tls_write(self._live, data, len(data))
+        taken = lib.wc_tls_write(self._live, data, len(data))
         if taken >= 0:
             return taken
         if ffi.errno in (errno.EAGAIN, errno.EWOULDBLOCK):
@@ -132,9 +135,9 @@ class Sealed:
         done = lib.wc_tls_flush(self._live)
         if done < 0:
             raise self._failure()
-        return bool(done)
+        return done == 1
 
-    def hand_over(self) -> CData:
+    def hand_over(self) -> c.Pointer:
         """For the engine, whose it is from here on."""
         tls, self._tls = self._live, None
         return tls
