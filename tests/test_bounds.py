@@ -183,6 +183,7 @@ BOUNDS = {
     "wancoll/peer/core/collectives.py: Collectives._answered": "members of the epoch",
     "wancoll/peer/core/collectives.py: Collectives._kept": "ops_in_flight, zero_contributions",
     "wancoll/peer/core/collectives.py: Collectives._ahead": "group_members",
+    "wancoll/peer/core/collectives.py: Collectives._early": "the last update_membership",
     "wancoll/peer/core/collectives.py: Collectives._alone": "ops_in_flight",
     "wancoll/peer/core/collectives.py: Collectives._complained": "operations of an epoch that the master ends",
     "wancoll/peer/core/collectives.py: Collectives._late": "zero_contributions, zero_contribution_bytes",
