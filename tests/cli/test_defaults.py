@@ -442,7 +442,7 @@ def test_a_token_comes_from_a_file_that_is_its_users_alone_or_from_standard_inpu
     file = tmp_path / "token"
     file.write_text(f"{TOKEN}\n")
     file.chmod(0o640)
-    with pytest.raises(ConfigError, match=r"--join @.*: is a token that others may read .*-rw-r-----"):
+    with pytest.raises(ConfigError, match=r"/token: is a token that others may read .*-rw-r-----"):
         join_text(f"@{file}")
     file.chmod(0o600)
     assert join_text(f"@{file}") == TOKEN

@@ -267,7 +267,7 @@ async def test_a_wrong_or_missing_key_file_is_told(etcd: Etcd, tmp_path: Path) -
         with pytest.raises(ConfigError, match=rf"got one with id {other.seal.id}; copy the key file of a master that"):
             await all_of_them.trust(tmp_path / "other")
         os.chmod(tmp_path / "key", 0o644)
-        with pytest.raises(ConfigError, match="the key file could be read or changed by others"):
+        with pytest.raises(ConfigError, match="is a key file that others may read or replace"):
             await all_of_them.trust(tmp_path / "key")
 
 
