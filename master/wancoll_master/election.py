@@ -23,7 +23,7 @@ from wancoll_master.config import EtcdConfig
 from wancoll_master.core.leadership import RENEWALS_PER_TTL, Leadership
 from wancoll_master.core.ready import jumped
 from wancoll_master.server import Server
-from wancoll_master.store.etcd import Access, Etcd, EtcdError, Lease, check_endpoints, created, modified, put
+from wancoll_master.store.etcd import Etcd, EtcdError, Lease, check_endpoints, created, modified, put
 from wancoll_master.store.etcd_store import (
     Deposed,
     EtcdStore,
@@ -99,7 +99,7 @@ class Election:
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._gate, self._trust, self._tell = gate, trust, tell
-        self._access = Access.of(config)
+        self._config = config
         self._keys = Keys(config.prefix)
         self._ttl = math.ceil(config.lease_ttl)
         self._server, self._address = server, address
@@ -113,7 +113,7 @@ class Election:
 
     async def run(self) -> None:
         """Task: stand by, lead, stand by, until cancelled."""
-        async with Etcd(self._access, self._ttl / RENEWALS_PER_TTL) as etcd:
+        async with Etcd(self._config, self._ttl / RENEWALS_PER_TTL) as etcd:
             while True:
                 won = None
                 try:

@@ -34,7 +34,7 @@ from wancoll_master.election import Election
 from wancoll_master.gate import Gate
 from wancoll_master.serve import serve
 from wancoll_master.server import Server
-from wancoll_master.store.etcd import Access, Entry, EtcdError, TxnAnswer, delete, delete_under, put
+from wancoll_master.store.etcd import Entry, EtcdError, TxnAnswer, delete, delete_under, put
 from wancoll_master.store.etcd import Etcd as Client
 from wancoll_master.store.etcd_store import Deposed, EtcdStore, Keys, Leader, first_numbers
 from wancoll_master.store.etcd_store import text as numbers_text
@@ -87,7 +87,7 @@ class Masters:
 
     @contextlib.asynccontextmanager
     async def etcd(self) -> AsyncIterator[Client]:
-        async with Client(Access([self.url]), 5.0) as client:
+        async with Client(EtcdConfig(self.url), 5.0) as client:
             yield client
 
     async def kept(self) -> list[Entry]:
@@ -501,7 +501,7 @@ async def test_at_once_is_one_transaction_however_many_tokens_and_names_there_ar
     etcd: Etcd, tmp_path: Path, takes: int
 ) -> None:
     """So where etcd is lost at that moment the next leader has all of it or nothing, and the operator hears which."""
-    async with masters(etcd.url, tmp_path) as all_of_them, TakesSome(Access([etcd.url]), 5.0) as client:
+    async with masters(etcd.url, tmp_path) as all_of_them, TakesSome(EtcdConfig(etcd.url), 5.0) as client:
         trust, keys = await all_of_them.trust(tmp_path / "key"), Keys(all_of_them.prefix)
         begun = await client.txn([], [put(keys.leader, "me"), put(keys.facts, numbers_text(first_numbers()))], [])
         store = EtcdStore(client, keys, first_numbers(), begun.revision, 30.0)

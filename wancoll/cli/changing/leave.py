@@ -64,7 +64,7 @@ def leave(
         print(f"the daemon at {socket} has left its groups and stopped")
         return 0
     known = asking.masters(master)
-    answer = ask_leader(question, known, asking)
+    answer = ask_leader(question, m.EvictAnswer, known, asking)
     say_done(answer, shown="daemons, groups and members")
     whom = f"{name} of group {group}" if group else f"daemon {name}"
     _await_gone(known, question, answer.master, patience, asking, whom)
@@ -115,7 +115,8 @@ def _await_gone(
             last = "another master leads since, and has not heard of it: it may have left meanwhile, or be away"
             within = min(question.within, deadline - now)
             with contextlib.suppress(OSError, WancollError):
-                answer = ask_leader(msgspec.structs.replace(question, within=within), known, asking)
+                again = msgspec.structs.replace(question, within=within)
+                answer = ask_leader(again, m.EvictAnswer, known, asking)
                 passed_by = answer.master if answer.done else passed_by
         time.sleep(_LOOK_SECONDS)
     raise MasterUnreachable(

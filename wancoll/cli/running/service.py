@@ -9,7 +9,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import structlog
 import trio
@@ -23,19 +23,8 @@ log = structlog.get_logger("wancoll.service")
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-class Serve(Protocol):
-    """A service: says through *task_status* what it bound, and returns some time after *stop* is set."""
-
-    def __call__(self, *, stop: trio.Event, task_status: trio.TaskStatus[Any]) -> Awaitable[None]:
-        """Run until *stop* is set and all is put away."""
-        ...
-
-
-class Wait(NamedTuple):
-    """What a service that has started waits for before it is ready; *until*: None, if it calls itself ready at once."""
-
-    what: str
-    until: trio.Event | None
+Serve = Callable[..., Awaitable[None]]  # says by its task_status what it bound, and returns some time after stop is set
+Waits = Callable[[Any], tuple[str, trio.Event | None]]  # for what a service waits before it is ready; None: it does not
 
 
 @dataclass
@@ -44,7 +33,7 @@ class _Announcer:
 
     name: str
     describe: Callable[[Any], str]
-    waits: Callable[[Any], Wait] | None
+    waits: Waits | None
     notifier: Notifier
     watchers: trio.Nursery
     has_started: bool = False
@@ -54,7 +43,7 @@ class _Announcer:
         where, until = self.describe(value), None
         if self.waits is not None:
             what, until = self.waits(value)
-            self._say(f"started {where} and waits for {what}")
+            say(f"wancoll {self.name} started {where} and waits for {what}")
             self.notifier.send(f"STATUS=waits for {what}")
         if until is None:
             self._ready(where)
@@ -66,11 +55,8 @@ class _Announcer:
         self._ready(where)
 
     def _ready(self, where: str) -> None:
-        self._say(f"ready {where}")
+        say(f"wancoll {self.name} ready {where}")
         self.notifier.send("READY=1", f"STATUS=ready {where}")
-
-    def _say(self, what: str) -> None:
-        say(f"wancoll {self.name} {what}")
 
 
 def say(line: str) -> None:
@@ -82,7 +68,7 @@ def say(line: str) -> None:
         log.warning("standard output cannot be written", reason=str(bad))
 
 
-def run(name: str, serve: Serve, describe: Callable[[Any], str], waits: Callable[[Any], Wait] | None = None) -> None:
+def run(name: str, serve: Serve, describe: Callable[[Any], str], waits: Waits | None = None) -> None:
     """Run *serve* until it returns. The first SIGTERM or SIGINT sets its stop event, a second one ends the process.
 
     It says "wancoll NAME ready ...", with what *describe* makes of the value that *serve* started with. *waits* gives
@@ -109,7 +95,7 @@ async def _run(
     name: str,
     serve: Serve,
     describe: Callable[[Any], str],
-    waits: Callable[[Any], Wait] | None,
+    waits: Waits | None,
     notifier: Notifier,
 ) -> None:
     stop = trio.Event()
@@ -132,9 +118,7 @@ async def _run(
         watchers.cancel_scope.cancel()
 
 
-async def serve_until(
-    serve: Callable[..., Awaitable[None]], *, stop: trio.Event, task_status: trio.TaskStatus[Any]
-) -> None:
+async def serve_until(serve: Serve, *, stop: trio.Event, task_status: trio.TaskStatus[Any]) -> None:
     """Run `serve(task_status=...)`, which knows no stop event, and cancel it when *stop* is set."""
 
     async def cancel_when_stopped() -> None:
