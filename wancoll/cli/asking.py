@@ -6,8 +6,7 @@ import contextlib
 import json
 import os
 import socket
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, TypeVar
 
@@ -20,12 +19,10 @@ from wancoll.local import MASTER_PORT, default_socket, default_state, split_addr
 from wancoll.net.ask import ask
 from wancoll.net.listen import is_loopback_host
 from wancoll.net.proof import Proof
-from wancoll.net.unix import connect_local
 from wancoll.options import DEFAULT_MASTER, NO_MASTER, Seconds, Unseen, address, addresses, join_text
 from wancoll.trust.folder import ADMIN_KEY, public_keys
 from wancoll.trust.token import Token, parse
 from wancoll.wire import messages as m
-from wancoll.wire.framing import Decoder, encode
 
 _Answer = TypeVar("_Answer", m.EvictAnswer, m.Tokens, m.KeysAre)
 _OfTrust = TypeVar("_OfTrust", m.Tokens, m.KeysAre)
@@ -170,26 +167,6 @@ def other_answer(answer: msgspec.Struct, who: str, expected: str) -> ProtocolErr
     """The error for a master that answered something else."""
     reason = answer.reason if isinstance(answer, m.Bye) else ""
     return ProtocolError("did not answer", who=who, expected=expected, got=f"{type(answer).__name__} {reason}".strip())
-
-
-def daemon_says(path: str, question: msgspec.Struct, timeout: float, patience: float) -> Iterator[m.FromDaemon]:
-    """Ask the daemon whose socket is at *path*; yields what it says, until it closes the connection.
-
-    It has *timeout* seconds to take the connection, and *patience* seconds for all that it says.
-
-    Raises:
-        OSError: it cannot be reached, or says no more in time.
-    """
-    decoder: Decoder[m.FromDaemon] = Decoder(m.FromDaemon, DEFAULT.message_bytes, f"daemon at {path}")
-    deadline = time.monotonic() + patience
-    with connect_local(path, timeout) as connection:
-        connection.sendall(encode(question))
-        while True:
-            connection.settimeout(max(0.01, deadline - time.monotonic()))
-            data = connection.recv(65536)
-            if not data:
-                return
-            yield from decoder.feed(data)
 
 
 def check_request(command: str, names: Sequence[str], reason: str) -> None:

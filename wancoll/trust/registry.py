@@ -92,9 +92,9 @@ class Registry:
     def __init__(self, rows: dict[str, dict[str, str]], masters: Collection[str] = ()) -> None:
         self.masters = masters
         self._changed: ChangedRows = {}
-        self.grants = _read(rows, "token", Grant)
-        self.holders = _read(rows, "name", Holder)
-        self.revoked = _read(rows, "key", Revoked)
+        self.grants: dict[str, Grant] = _read(rows, "token", Grant)
+        self.holders: dict[str, Holder] = _read(rows, "name", Holder)
+        self.revoked: dict[str, Revoked] = _read(rows, "key", Revoked)
 
     def copy(self) -> Registry:
         """The same, of which what changes is not noted here."""

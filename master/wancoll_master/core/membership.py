@@ -166,10 +166,9 @@ def _refuse(step: Step, daemon: Daemon | None, event: Received, why: Refusal) ->
         step.send(event.conn, m.EvictAnswer(False, why.what, why.expected, why.who, why.hint))
         step.close(event.conn, "")
     else:
-        bad = ProtocolError(why.what, expected=why.expected, got=why.who, hint=why.hint)
         if not isinstance(message, m.Hello) or daemon is not None:
-            raise bad
-        step.close(event.conn, f"this connection {bad}", final=True)  # no wait gives it another role or name
+            raise why.error()
+        step.close(event.conn, f"this connection {why.error()}", final=True)  # no wait gives it another role or name
 
 
 def _first_message(step: Step, event: Received) -> None:

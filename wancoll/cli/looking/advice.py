@@ -16,7 +16,6 @@ LEAST_ARENA = 256 * MIB  # of shared memory, with which one can begin
 SMALL_ARENA = 2 * GIB
 LEAST_PORTS = 1024
 OLDEST_KERNEL = (4, 10)  # whose tcp_info says enough
-PACING_KERNEL = (4, 13)  # from which bbr needs no fq to pace
 FAST_CLOCK = 1.0  # seconds off, from which ages in status and ends of tokens mislead
 SMALL_MSS = 1220  # bytes of a segment: below, something on the way leaves little room
 USUAL_MSS = 1340
@@ -75,20 +74,14 @@ def shared_memory(free: int) -> Finding:
     return Finding(FAIL, "shared memory", told, "give the machine, or the control group, more memory")
 
 
-def congestion(available: Sequence[str], used: str, qdisc: str, kernel: tuple[int, int]) -> Iterator[Finding]:
-    """Judge TCP's congestion control: what the kernel offers, what it uses unless told, and how packets leave."""
-    if "bbr" not in available:
-        yield Finding(
-            WARN, "congestion", f"bbr is not loaded ({', '.join(available) or 'nothing is told'})",
-            "`modprobe tcp_bbr`: over long, lossy paths it makes the difference",
-        )  # fmt: skip
-        return
-    yield Finding(OK, "congestion", f"bbr is there, for lanes that need it; the default here is {used}")
-    if qdisc != "fq" and kernel < PACING_KERNEL:
-        yield Finding(
-            WARN, "pacing", f"{qdisc or 'unknown'}; bbr of so old a kernel needs fq",
-            "`sysctl net.core.default_qdisc=fq`, then raise the interface anew",
-        )  # fmt: skip
+def congestion(available: Sequence[str], used: str) -> Finding:
+    """TCP's congestion control: what the kernel offers, and what it uses unless told."""
+    if "bbr" in available:
+        return Finding(OK, "congestion", f"bbr is there, for lanes that need it; the default here is {used}")
+    return Finding(
+        WARN, "congestion", f"bbr is not loaded ({', '.join(available) or 'nothing is told'})",
+        "`modprobe tcp_bbr`: over long, lossy paths it makes the difference",
+    )  # fmt: skip
 
 
 def buffers(receive: int, send: int, plans: Plans) -> Finding:

@@ -96,7 +96,6 @@ def machine(plans: Plans) -> Iterator[Finding]:
     """What there is to say of it."""
     release = platform.release()
     numbers = [int("0" + "".join(filter(str.isdigit, part))) for part in [*release.split("."), "0", "0"][:2]]
-    linux = numbers[0], numbers[1]
     packages, problem = f"{package_version()}, Python {platform.python_version()}", None
     try:
         from wancoll.native.engine import kernel_name
@@ -107,13 +106,13 @@ def machine(plans: Plans) -> Iterator[Finding]:
     yield Finding(advice.OK, "wancoll", packages)
     if problem is not None:
         yield advice.engine(problem)
-    yield advice.kernel(linux, release)
+    yield advice.kernel((numbers[0], numbers[1]), release)
     yield advice.files(resource.getrlimit(resource.RLIMIT_NOFILE)[1], plans)
     locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[1]
     yield advice.locked_memory(locked, devices=os.path.exists("/dev/nvidiactl"))
     yield advice.shared_memory(resources.free_memory())
     available, used = _words("ipv4/tcp_available_congestion_control"), _words("ipv4/tcp_congestion_control")
-    yield from advice.congestion(available, " ".join(used), " ".join(_words("core/default_qdisc")), linux)
+    yield advice.congestion(available, " ".join(used))
     receive, send = _words("ipv4/tcp_rmem"), _words("ipv4/tcp_wmem")
     yield advice.buffers(int(receive[-1]) if receive else 0, int(send[-1]) if send else 0, plans)
     if len(span := _words("ipv4/ip_local_port_range")) == 2:

@@ -14,7 +14,7 @@ from typing import Any
 import structlog
 import trio
 
-from wancoll.cli.running.notify import Notifier
+from wancoll.cli.running.notify import notify, watchdog_interval
 from wancoll.cli.variables import misspelt
 from wancoll.errors import ConfigError
 
@@ -34,7 +34,6 @@ class _Announcer:
     name: str
     describe: Callable[[Any], str]
     waits: Waits | None
-    notifier: Notifier
     watchers: trio.Nursery
     has_started: bool = False
 
@@ -44,7 +43,7 @@ class _Announcer:
         if self.waits is not None:
             what, until = self.waits(value)
             say(f"wancoll {self.name} started {where} and waits for {what}")
-            self.notifier.send(f"STATUS=waits for {what}")
+            notify(f"STATUS=waits for {what}")
         if until is None:
             self._ready(where)
         else:
@@ -56,7 +55,7 @@ class _Announcer:
 
     def _ready(self, where: str) -> None:
         say(f"wancoll {self.name} ready {where}")
-        self.notifier.send("READY=1", f"STATUS=ready {where}")
+        notify("READY=1", f"STATUS=ready {where}")
 
 
 def say(line: str) -> None:
@@ -81,29 +80,19 @@ def run(name: str, serve: Serve, describe: Callable[[Any], str], waits: Waits | 
     """
     for variable, meant in misspelt.items():
         log.warning("a variable is no option of this command", variable=variable, did_you_mean=meant)
-    notifier = Notifier.from_environment()
     os.umask(0o077)  # journal, keys, logs: all that it makes is its user's alone
     gc.collect()
     gc.freeze()  # what was imported stays: later collections, which interrupt operations, need not walk it
-    try:
-        trio.run(_run, name, serve, describe, waits, notifier)
-    finally:
-        notifier.close()
+    trio.run(_run, name, serve, describe, waits)
 
 
-async def _run(
-    name: str,
-    serve: Serve,
-    describe: Callable[[Any], str],
-    waits: Waits | None,
-    notifier: Notifier,
-) -> None:
+async def _run(name: str, serve: Serve, describe: Callable[[Any], str], waits: Waits | None) -> None:
     stop = trio.Event()
     async with trio.open_nursery() as watchers:
-        announcer = _Announcer(name, describe, waits, notifier, watchers)
-        await watchers.start(_stop_on_signal, stop, notifier)
-        if notifier.watchdog_interval is not None:
-            watchers.start_soon(_keep_alive, notifier, notifier.watchdog_interval)
+        announcer = _Announcer(name, describe, waits, watchers)
+        await watchers.start(_stop_on_signal, stop)
+        if (interval := watchdog_interval()) is not None:
+            watchers.start_soon(_keep_alive, interval)
         try:
             await serve(stop=stop, task_status=announcer)
         except* OSError as refused:
@@ -131,16 +120,14 @@ async def serve_until(serve: Serve, *, stop: trio.Event, task_status: trio.TaskS
         nursery.cancel_scope.cancel()
 
 
-async def _stop_on_signal(
-    stop: trio.Event, notifier: Notifier, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
-) -> None:
+async def _stop_on_signal(stop: trio.Event, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
     with trio.open_signal_receiver(*SIGNALS) as signals:
         task_status.started()
         number = await anext(signals)
     for each in SIGNALS:
         signal.signal(each, _end_now)
     log.info("stopping; a second signal ends the process at once", signal=signal.Signals(number).name)
-    notifier.send("STOPPING=1", "STATUS=draining")
+    notify("STOPPING=1", "STATUS=draining")
     stop.set()
 
 
@@ -149,10 +136,10 @@ def _end_now(number: int, _frame: FrameType | None) -> None:
     os._exit(128 + number)
 
 
-async def _keep_alive(notifier: Notifier, interval: float) -> None:
+async def _keep_alive(interval: float) -> None:
     """Tell the manager that the event loop turns."""
     while True:
-        notifier.send("WATCHDOG=1")
+        notify("WATCHDOG=1")
         await trio.sleep(interval)
 
 
