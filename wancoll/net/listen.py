@@ -81,15 +81,10 @@ def advertised(advertise: Sequence[str], bound: socket.socket, local_host: str) 
     return [join_address(local_host.removeprefix("::ffff:") if wildcard else host, port)]
 
 
-def everybody(_: socket.socket) -> bool:
-    """Let each connection in."""
-    return True
-
-
 async def serve_connections(
     listeners: Iterable[socket.socket],
     handler: Callable[[trio.SocketStream], Awaitable[None]],
-    lets_in: Callable[[socket.socket], bool] = everybody,
+    lets_in: Callable[[socket.socket], bool] = lambda _: True,
 ) -> None:
     """Task: give each connection to *handler*, in a task of its own, and close it after that; until cancelled.
 
