@@ -22,7 +22,9 @@ import pytest
 from wancoll.chaos import Cluster
 from wancoll.cli.looking import advice
 from wancoll.cli.looking.advice import FAIL, OK, WARN, Finding, Plans, Way
+from wancoll.cli.looking.doctor import machine
 from wancoll.cli.main import app
+from wancoll.errors import ConfigError
 from wancoll.limits import GIB, KIB, MIB
 from wancoll.local import join_address
 from wancoll.wire import messages as m
@@ -52,8 +54,6 @@ UNDER_WAY = 1_562_500  # bytes of a lane
         (WARN, advice.ports(1, 1023, PLANS)),
         (OK, advice.kernel((4, 10), "4.10")),
         (FAIL, advice.kernel((4, 9), "4.9")),
-        (OK, advice.tls("")),
-        (FAIL, advice.tls("not found")),
         (OK, advice.synchronised(True)),
         (WARN, advice.synchronised(None)),
         (OK, advice.master("h:1", "", 0.01)),
@@ -220,6 +220,17 @@ def test_this_machine_alone() -> None:
     assert by_topic["kernel"].found == os.uname().release
     assert "1024 members with 256 lanes want 525950" in by_topic["open files"].found
     assert by_topic["TCP buffers"].level == WARN
+
+
+def test_a_machine_without_openssl(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> None:
+        raise ConfigError("libssl.so.3 is not found")
+
+    monkeypatch.setattr("wancoll.native.seal.check_possible", missing)
+    by_topic = {one.topic: one for one in machine(PLANS)}
+    assert by_topic["OpenSSL"].level == FAIL
+    assert "libssl.so.3 is not found" in by_topic["OpenSSL"].found
+    assert "install libssl3" in by_topic["OpenSSL"].advice
 
 
 SWALLOWING = """

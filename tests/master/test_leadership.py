@@ -68,7 +68,6 @@ from wancoll_master.store.etcd_store import (
     Leader,
     Numbers,
     Unreadable,
-    first_numbers,
     read,
     text,
 )
@@ -513,7 +512,9 @@ async def test_masters_and_daemons_ask_a_clock_that_goes_on_while_the_machine_sl
     assert [path.name for path in product if "CLOCK_BOOTTIME" in path.read_text()] == ["clock.py"]
     slept, awake = [0.0], clock.awake_or_asleep
     monkeypatch.setattr(clock, "awake_or_asleep", lambda: awake() + slept[0])
-    leadership_term = election._LeaseTerm(Leadership(60.0, clock.awake_or_asleep()))
+    leadership_term = election.Won(
+        Lease("lease", 60.0), Leadership(60.0, clock.awake_or_asleep()), Numbers(0, 0, 1, 0), 7, lost_facts=False
+    )
     async with server() as (found, connect):
         found.lead(Later(), Told(lambda why, term: None, leadership_term.may_lead))
         peer = await connect()
@@ -754,7 +755,7 @@ async def writing(client: Etcd, keys: Keys) -> AsyncIterator[tuple[EtcdStore, Ca
     """A leader's store; how to wait for its writes; why it was deposed."""
     entry = await client.get(keys.facts)
     answer = await client.txn(
-        [created(keys.leader, 0)], [put(keys.leader, "me"), put(keys.facts, text(first_numbers()))], []
+        [created(keys.leader, 0)], [put(keys.leader, "me"), put(keys.facts, text(Numbers(0, 0, 1, 0)))], []
     )
     assert answer.succeeded
     assert entry is None
@@ -828,7 +829,7 @@ def test_what_no_master_wrote_is_named_and_believed_by_none(kind: type[Leader | 
 
 
 def test_what_a_master_wrote_comes_back() -> None:
-    for value in (Leader("[::1]:7400", 1 << 61, "x"), Numbers(1 << 61, 2, 3, 4), first_numbers()):
+    for value in (Leader("[::1]:7400", 1 << 61, "x"), Numbers(1 << 61, 2, 3, 4), Numbers(0, 0, 1, 0)):
         assert read(Entry("key", text(value), 1, 1), type(value)) == value
 
 
@@ -971,7 +972,7 @@ async def test_what_is_asked_for_during_a_write_counts_with_the_next_one() -> No
             return TxnAnswer(True, 8, [])
 
     etcd: Any = Slow()
-    store = EtcdStore(etcd, Keys("p/"), first_numbers(), 7, 60.0)
+    store = EtcdStore(etcd, Keys("p/"), Numbers(0, 0, 1, 0), 7, 60.0)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(store.write_forever, lambda: written.append(store.written))
         store.persist(Persist(1, 1, 1, {"g": Used(1, frozenset({1}), 0)}))
@@ -1006,13 +1007,10 @@ async def test_a_renewal_counts_from_when_it_was_sent_for(monkeypatch: pytest.Mo
     etcd: Any = Slow()
     nobody: Any = None
     leads = Leadership(3.0, 0.0)
-    won = election.Won(Lease("lease", 3.0), leads, first_numbers(), 7, False)
+    won = election.Won(Lease("lease", 3.0), leads, Numbers(0, 0, 1, 0), 7, lost_facts=False)
     async with trio.open_nursery() as nursery:
-        leadership_term, elected = (
-            election._LeaseTerm(leads),
-            election.Election(EtcdConfig("http://h:1"), nobody, "h:2"),
-        )
-        nursery.start_soon(elected._renew, etcd, won, leadership_term)
+        elected = election.Election(EtcdConfig("http://h:1"), nobody, "h:2")
+        nursery.start_soon(elected._renew, etcd, won)
         while etcd.asked < 2:  # noqa: ASYNC110
             await trio.sleep(0.001)
         nursery.cancel_scope.cancel()

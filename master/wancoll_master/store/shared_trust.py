@@ -2,10 +2,8 @@
 
 Under the prefix: "trust/keys" (an id, the key of admins on the masters' machines, and the masters' keys, two while a
 rotation is on), "trust/ID/token/TOKEN", "trust/ID/name/NAME" and "trust/ID/key/KEY" (rows of the registry; what was
-made under keys that were deleted, or replaced at once, is under another ID, so nothing of it counts). The key is made
-once, by whichever master's transaction comes first; rows, and rotations, are written by the leader alone, in the fenced
-writes of EtcdStore, a rotation in one transaction however many rows there are: so no two masters rotate differently,
-and none finds half of one. Standbys look at the keys.
+made under keys that were deleted, or replaced at once, is under another ID, so nothing of it counts). docs/security.md
+says who writes what. Standbys look at the keys.
 """
 
 from __future__ import annotations

@@ -126,13 +126,6 @@ def engine(problem: ConfigError) -> Finding:
     return Finding(FAIL, "engine", f"{found} ({problem.got})", problem.hint or problem.expected)
 
 
-def tls(problem: str) -> Finding:
-    """Whether OpenSSL 3 is found; *problem* "": it is."""
-    if not problem:
-        return Finding(OK, "OpenSSL", "libssl.so.3 is there, for encrypted lanes")
-    return Finding(FAIL, "OpenSSL", problem, "install libssl3; without it only --insecure works")
-
-
 def synchronised(state: bool | None) -> Finding:
     """Whether the kernel's clock follows others; None: it does not say."""
     if state:

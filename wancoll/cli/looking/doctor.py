@@ -118,18 +118,14 @@ def machine(plans: Plans) -> Iterator[Finding]:
     if len(span := _words("ipv4/ip_local_port_range")) == 2:
         yield advice.ports(int(span[0]), int(span[1]), plans)
     if problem is None:
-        yield advice.tls(_why_no_tls())
+        from wancoll.native.seal import check_possible
+
+        try:
+            check_possible()
+            yield Finding(advice.OK, "OpenSSL", "libssl.so.3 is there, for encrypted lanes")
+        except ConfigError as bad:
+            yield Finding(advice.FAIL, "OpenSSL", str(bad), "install libssl3; without it only --insecure works")
     yield advice.synchronised(_synchronised())
-
-
-def _why_no_tls() -> str:
-    from wancoll.native.seal import check_possible
-
-    try:
-        check_possible()
-    except ConfigError as bad:
-        return str(bad)
-    return ""
 
 
 def _words(name: str) -> list[str]:
