@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -33,6 +33,7 @@ from wancoll.trust.token import Token
 from wancoll.wire import messages as m
 
 if TYPE_CHECKING:
+    from wancoll_master.store.journal import Journal
     from wancoll_master.store.shared_trust import Rows
 
 log = structlog.get_logger("wancoll.master")
@@ -44,16 +45,6 @@ _KINDS = ("token", "name", "key")
 # Where there is no good token: for any number of daemons, for a day.
 _FIRST = m.MakeToken(PROTOCOL_VERSION, "peer", "", [], uses=0, seconds=24 * 3600.0)
 _ON_ITS_MACHINE = "run this on the master's machine, as its user"
-
-
-class Book(Protocol):
-    """Keeps the registry's rows."""
-
-    def trust(self, kind: str) -> dict[str, str]:
-        """Rows of before, by id; *kind*: "token", "name", "key"; of a journal also "master", whose keys they are of."""
-
-    def keep_trust(self, kind: str, rows: dict[str, str], gone: Collection[str] = ()) -> None:
-        """Write these, and forget those that are *gone*."""
 
 
 class Gate:
@@ -77,7 +68,7 @@ class Gate:
     """
 
     def __init__(
-        self, folder: str, book: Book | None, *, clock: Callable[[], float] = time.time,
+        self, folder: str, book: Journal | Rows | None, *, clock: Callable[[], float] = time.time,
         shared: Sequence[Key] | None = None, admin: Key | None = None,
     ) -> None:  # fmt: skip
         self._folder, self._book, self._clock = folder, book, clock
