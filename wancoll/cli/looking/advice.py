@@ -137,25 +137,10 @@ def synchronised(state: bool | None) -> Finding:
 # ---- a master ------------------------------------------------------------------------------------------
 
 
-def master(address: str, problem: str, round_trip: float, what_to_do: str = "") -> Finding:
-    """Whether it answers; *problem* "": after so many seconds. *what_to_do*: "" where nothing better is known."""
-    if not problem:
-        return Finding(OK, "master", f"{address} answers in {1e3 * round_trip:.1f} ms")
-    return Finding(
-        FAIL, "master", f"{address}: {problem}",
-        what_to_do or "is it running there, is the port open, and are --master, --join or --state right?",
-    )  # fmt: skip
-
-
 def masters(met: Collection[tuple[str, str]]) -> Iterator[Finding]:
     """Whether those that have answered are one, by what elects each."""
     if problem := two_masters(met):
         yield Finding(FAIL, "masters", *problem.split("; ", 1))
-
-
-def refused(address: str, reason: str) -> Finding:
-    """It answers, and will not tell who asks so."""
-    return Finding(FAIL, "master", f"{address}: {reason}", "what it says: it answers, so address and port are right")
 
 
 def clock_offset(offset: float, uncertain: float) -> Finding:
