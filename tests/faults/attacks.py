@@ -37,10 +37,13 @@ def split(data: bytes) -> Iterator[bytes]:
 
 
 def tampered(data: bytes, kind: str, where: float, other: bytes) -> bytes:
-    """Whole records after an attack: "drop", "repeat", "reorder", or "splice" (of the *other* lane's, or b"").
+    """Whole records after an attack: "flip" (a bit), "drop", "repeat", "reorder", or "splice" (of *other*, or b"").
 
-    *where*, from 0 to 1: which record.
+    *where*, from 0 to 1: the bit's byte, or the record.
     """
+    if kind == "flip":
+        at = int(where * (len(data) - 1))
+        return data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :]
     records = list(split(data))
     at = int(where * (len(records) - 1))
     match kind:
@@ -72,10 +75,10 @@ class Attacker(Proxy):
         return b""
 
     def attacked(self, lane: Lane, attack: Rule, data: bytes) -> bytes:
-        if attack.kind == "flip":
-            return super().attacked(lane, attack, data)
+        if not lane.sealed:
+            return super().attacked(lane, attack, data) if attack.kind == "flip" else data
         others = (record for other, record in reversed(self._overheard.items()) if other is not lane)
-        return tampered(data, attack.kind, attack.at, next(others, b"")) if lane.sealed else data
+        return tampered(data, attack.kind, attack.at, next(others, b""))
 
     async def _send_slowly(self, lane: Lane, inward: bool, to: Any, data: bytes) -> None:
         if lane.sealed and (found := list(split(data))):
