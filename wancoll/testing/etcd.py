@@ -7,14 +7,13 @@ import os
 import shutil
 import ssl
 import tempfile
-from typing import Self
 
 from wancoll.errors import ConfigError
 from wancoll.process import Child, start
 from wancoll.testing.ports import port_of, reserve
 
 
-class Etcd:
+class Etcd(contextlib.AbstractContextManager["Etcd"]):
     """A running etcd. A context manager; it ends with this object, or with this process if it is killed.
 
     Args:
@@ -44,9 +43,6 @@ class Etcd:
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -7,9 +7,9 @@ import multiprocessing
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from socket import create_server
-from typing import Any, Self
+from typing import Any
 
 from wancoll.errors import ConfigError
 from wancoll.testing.cluster import Cluster
@@ -19,7 +19,7 @@ _START_SECONDS = 20.0
 _POLL = 0.005
 
 
-class Proxies:
+class Proxies(AbstractContextManager["Proxies"]):
     """Proxies in front of the data ports of daemons 0, 1, ...: 127.0.0.1 for the first, 127.0.0.2 for the next.
 
     They forward in one process, which ends with this object. A context manager.
@@ -45,9 +45,6 @@ class Proxies:
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
