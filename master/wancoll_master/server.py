@@ -32,7 +32,7 @@ from wancoll.net import clock
 from wancoll.net.contain import contained, shown, trace
 from wancoll.net.listen import Handshakes, Sparing, is_loopback, whose, why_ended
 from wancoll.net.proof import NONCE_BYTES, check_first
-from wancoll.net.stream import LINGER, Stream
+from wancoll.net.stream import LINGER, Stream, round_trip
 from wancoll.net.tls import Tls, TlsFailed
 from wancoll.relay.switch import Switch
 from wancoll.trust.identity import Identity
@@ -110,7 +110,8 @@ class Server:
 
     def __init__(self, config: MasterConfig, journal: Journal, gate: Gate | None = None) -> None:
         self._limits, self._gate = config.limits, gate
-        self._switch = Switch(config.limits, parse_rate(config.relay, "--relay")) if config.relay else None
+        self._relays, rate = bool(config.relay), parse_rate(config.relay, "--relay") if config.relay else 0.0
+        self._switch = Switch(config.limits, rate, splices=self._relays, introduces=True)
         self._journal, self._announce, self._first = journal, config.announce, config.first
         self._elected = True  # until it leads by the journal alone
         self._unwritable = Sparing()
@@ -160,7 +161,7 @@ class Server:
             holds=not facts.highest_epoch and not (self._first and facts.term == 1),
             lost_journal=lost_facts or facts.lost,
             announce=self._announce,
-            own_relay=self._switch is not None,
+            own_relay=self._relays,
         )
         self._first = False
         for event in self._standby.empty():
@@ -460,7 +461,7 @@ class Server:
         """Handler of the listeners: whatever arrives, the master stays up."""
         limits = self._limits
         number, who = next(self._numbers), whose(stream.socket)
-        if self._switch is not None and await self._switch.takes(stream, who, self._greeting):
+        if await self._switch.takes(stream, who, self._greeting):
             return
         try:
             sock = socket.socket(fileno=stream.socket.detach())
@@ -481,7 +482,7 @@ class Server:
             if self._connections.end(number, connection):
                 conn = self._connections.conn_of(number)
                 lasting = not connection.ended or connection.overflow or self._connections.is_lost(conn)
-                self.apply(Disconnected(conn, reason, lasting, connection.round_trip))
+                self.apply(Disconnected(conn, reason, lasting, round_trip(connection.socket)))
                 if not self._introduced(conn):
                     self._connections.forget_kept(conn)
                 self.flush()
@@ -551,10 +552,8 @@ class Server:
             return reason
 
     async def _at_relay(self, number: int, connection: Stream, first: m.AtRelay, who: str) -> str:
-        """A daemon is to be reached through this master. Raises ProtocolError: it is no relay, or not for this one."""
+        """A daemon is to be met at this master. Raises ProtocolError: it may not be."""
         m.check_protocol(first)
-        if self._switch is None:
-            raise ProtocolError("asks for a relay at a master that is none", hint="start the master with --relay RATE")
         if (refusal := may(self._identity(number), first)) is not None:
             self._count_refused(first)
             raise ProtocolError(refusal.what, expected=refusal.expected, got=refusal.who, hint=refusal.hint)

@@ -18,6 +18,7 @@ from tests.relay.nat import KINDS, PORT, Nats, why_not
 from tests.relay.running import relays
 from wancoll.chaos import Cluster, in_threads
 from wancoll.errors import WancollError
+from wancoll.wire.messages import Way
 
 PAIRS = list(itertools.product(KINDS, KINDS))
 OFTEN = [("symmetric", "restricted"), ("open", "symmetric"), ("restricted", "cone"), ("restricted", "restricted")]
@@ -47,20 +48,33 @@ def reachable(kind: str) -> bool:
     return kind in ("open", "cone")
 
 
+def way_of(one: str, other: str) -> Way:
+    """Which one they have to go."""
+    if reachable(one) or reachable(other):
+        return Way.direct
+    return Way.relayed if "symmetric" in (one, other) else Way.punched
+
+
 def check_pair(one: str, other: str) -> None:
-    with Nats([one, other]) as nats, cluster_behind(nats, 2, "--relay=1Gbit/s") as cluster:
+    way = way_of(one, other)
+    relay = ["--relay=1Gbit/s"] if way is Way.relayed else []  # else by the pasted line alone
+    with Nats([one, other]) as nats, cluster_behind(nats, 2, *relay) as cluster:
         comms = in_threads(lambda i: cluster.connect(i, start_world=2, min_world=2), 2)
         assert [receipt.world_size for receipt in sum_of(comms)] == [2, 2]
         [group] = cluster.status().groups
         names = {member.mid: member.daemon for member in group.members}
         assert group.plan is not None
-        ways = [(names[dialler], relayed) for dialler, _, relayed in group.plan.plan.ways]
-        if not reachable(one) and not reachable(other):
-            assert [relayed for _, relayed in ways] == [True]
+        ways = [(names[dialler], by) for dialler, _, by in group.plan.plan.ways]
+        if way is not Way.direct:
+            assert [by for _, by in ways] == [way]
         elif not reachable(one) or not reachable(other):
             dialler = "peer-0" if not reachable(one) else "peer-1"  # who cannot be dialled dials, if need be by this
-            assert ways in ([], [(dialler, False)])
+            assert ways in ([], [(dialler, Way.direct)])
             assert ways or max(names) == max(mid for mid, name in names.items() if name == dialler)
+        shown = {Way.punched: group.punched, Way.relayed: group.relayed}
+        assert {by: [{*pair[:2]} for pair in pairs] for by, pairs in shown.items()} == {
+            by: [{member.name for member in group.members}] if by is way else [] for by in shown
+        }
         assert group.epoch == 1
 
 
@@ -88,7 +102,9 @@ def test_members_behind_one_nat_reach_each_other_by_local_addresses_and_others_b
         [group] = cluster.status().groups
         names = {member.mid: member.daemon for member in group.members}
         assert group.plan is not None
-        relayed = {frozenset((names[one], names[other])) for one, other, by in group.plan.plan.ways if by}
+        relayed = {
+            frozenset((names[one], names[other])) for one, other, by in group.plan.plan.ways if by is Way.relayed
+        }
         assert relayed == {frozenset(("peer-0", "peer-2")), frozenset(("peer-1", "peer-2"))}
 
 
@@ -172,7 +188,7 @@ def test_a_master_that_is_a_relay_is_killed_and_started_again_and_nobody_is_lost
         assert [receipt.world_size for receipt in sum_of(comms)] == [2, 2]
         [group] = cluster.status().groups
         assert group.plan is not None
-        assert [relayed for _, _, relayed in group.plan.plan.ways] == [True]
+        assert [way for _, _, way in group.plan.plan.ways] == [Way.relayed]
 
 
 @pytest.mark.check

@@ -270,7 +270,7 @@ async def test_a_relay_that_calls_and_cannot_be_dialled_costs_no_more_than_that_
             stream = await listener.accept()
             await listener.aclose()
             await stream.send_all(encode(m.RelayBeat()) + encode(m.RelayCalled(b"x" * 32)))
-            while not any(entry["event"] == "not spliced" for entry in logs):  # noqa: ASYNC110
+            while not any(entry["event"] == "not met" for entry in logs):  # noqa: ASYNC110
                 await trio.sleep(0.01)
             assert not accepted
             await stream.aclose()

@@ -12,6 +12,7 @@ import socket
 import struct
 from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import Any
 
 import trio
 
@@ -27,6 +28,14 @@ LINGER = 1.0  # seconds for the other end to take what was sent before the conne
 async def _first(others: trio.CancelScope, wait: Callable[[], Awaitable[None]]) -> None:
     await wait()
     others.cancel()
+
+
+def round_trip(sock: Any) -> float:
+    """Seconds over the path of a TCP socket, as the kernel has measured them; 0: not known."""
+    with contextlib.suppress(OSError, struct.error):
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
+        return float(struct.unpack_from("=I", info, 68)[0]) * 1e-6  # linux/tcp.h: tcpi_rtt
+    return 0.0
 
 
 class Queues:
@@ -82,14 +91,6 @@ class Stream:
         self.ended = ""  # why nothing is read any more, "" if it was ended here
         self.newest = b""  # the beginning of what was read last
         self._early = b""  # what came right behind the handshake
-
-    @property
-    def round_trip(self) -> float:
-        """Seconds over its path, as the kernel has measured them; 0: not known."""
-        with contextlib.suppress(OSError, struct.error):
-            info = self.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
-            return float(struct.unpack_from("=I", info, 68)[0]) * 1e-6  # linux/tcp.h: tcpi_rtt
-        return 0.0
 
     @property
     def queued(self) -> int:

@@ -377,11 +377,11 @@ class Daemon:
 
         with contained("a probe", lambda: ask, met):
             where = ask.addresses, ask.daemon, ask.key
-            failed = await probe(self.links.connector, *where, self.config.limits, relayed=ask.relayed)
+            failed = await probe(self.links.connector, *where, self.config.limits, ask.way)
         self._probes -= 1
         about = ask.group, ask.joiner, ask.prober, ask.target
         refused = failed is not None and failed.refused
-        self.control.send(m.ProbeResult(*about, failed is None, str(failed or "")[:4000], refused, ask.relayed))
+        self.control.send(m.ProbeResult(*about, failed is None, str(failed or "")[:4000], refused, ask.way))
 
     def _master_connected(self) -> None:
         log.info("connected to the master", master=self.control.master_address)

@@ -1,9 +1,9 @@
-"""The switch of a relay: which daemons are here, who wants to reach whom, and the splices between them.
+"""The switch of a relay or a master: which daemons are here, who wants to reach whom, and the splices between them.
 
 A daemon keeps one connection here, over which it has proved its key (or, in a group in clear, said its name). Whoever
 wants to reach it asks for it; both get a ticket, and open a connection each that begins with it. The two are spliced:
 their ends shake hands through the relay as if one had dialled the other, so it can read, change or fake nothing where
-lanes are sealed.
+lanes are sealed. A master's switch also tells the two where the other one comes from, for them to dial each other.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ import trio
 
 from wancoll.errors import ProtocolError
 from wancoll.limits import KIB, Limits
+from wancoll.local import join_address
 from wancoll.net.listen import Handshakes, Sparing, why_ended
-from wancoll.net.stream import Stream
+from wancoll.net.stream import Stream, round_trip
 from wancoll.wire import messages as m
 from wancoll.wire.framing import Decoder, encode
 
@@ -66,16 +67,21 @@ class _Pair:
 
     until: float
     by: str  # the daemon that has asked for it
+    punched: bool  # they are told of each other, and not spliced
     other: trio.SocketStream | None = None
     met: trio.Event = field(default_factory=trio.Event)
     over: trio.Event = field(default_factory=trio.Event)
 
 
 class Switch:
-    """Daemons that can be reached here, and the splices. *rate*: bytes per second of all splices; 0: no limit."""
+    """Daemons that can be reached here, and the splices.
 
-    def __init__(self, limits: Limits, rate: float = 0.0) -> None:
+    *rate*: bytes per second of all splices; 0: no limit. It *splices*, and *introduces* those who dial each other.
+    """
+
+    def __init__(self, limits: Limits, rate: float = 0.0, *, splices: bool = True, introduces: bool = False) -> None:
         self._limits, self._rate, self._due = limits, rate, 0.0
+        self._does = {False: splices, True: introduces}  # by RelayDial.punched
         self._here: dict[str, Stream] = {}  # daemons, by name
         self._tickets: dict[bytes, _Pair] = {}  # oldest first
         self._spliced: Counter[str] = Counter()  # by who has asked
@@ -118,13 +124,14 @@ class Switch:
         """Give both ends a ticket, each its own."""
         to, now = self._here.get(dial.to), trio.current_time()
         full = self.splices >= _MOST_SPLICES or self._spliced[daemon] >= _MOST_ASKED
-        if to is None or to is stream or full:
+        if to is None or to is stream or full or not self._does[dial.punched]:
             reason = "this relay has no room" if full else f"daemon {dial.to} is not at this relay"
+            reason = reason if self._does[dial.punched] else "this relay does not do that"
             stream.send(encode(m.RelayDialled(dial.number, reason=reason)))
             return
         while self._tickets and (len(self._tickets) >= _MOST_TICKETS or next(iter(self._tickets.values())).until < now):
             del self._tickets[next(iter(self._tickets))]
-        pair = _Pair(now + self._limits.connect_timeout, daemon)
+        pair = _Pair(now + self._limits.connect_timeout, daemon, dial.punched)
         mine, theirs = (os.urandom(TICKET_BYTES) for _ in range(2))
         for ticket in (mine, theirs):
             if len(own) == own.maxlen:
@@ -132,7 +139,7 @@ class Switch:
             own.append(ticket)
             self._tickets[ticket] = pair
         stream.send(encode(m.RelayDialled(dial.number, mine)))
-        to.send(encode(m.RelayCalled(theirs)))
+        to.send(encode(m.RelayCalled(theirs, dial.punched)))
 
     # ---- splices -------------------------------------------------------------------------------------
 
@@ -176,12 +183,30 @@ class Switch:
         self.splices += 1
         self._spliced[pair.by] += 1
         try:
-            await self._splice(stream.socket, pair.other.socket)
+            await (self._introduce if pair.punched else self._splice)(stream.socket, pair.other.socket)
         finally:
             self.splices -= 1
             self._spliced[pair.by] -= 1
             self._spliced += Counter()  # those at nothing leave
             pair.over.set()
+
+    async def _introduce(self, one: Any, other: Any) -> None:
+        """Tell each end where the other one comes from, so that both hear it at once, and wait until they have met.
+
+        The connections here keep the holes in their NATs open until then.
+        """
+        ahead = (round_trip(other) - round_trip(one)) / 2  # by how much *one* would hear it earlier
+        with trio.move_on_after(self._limits.connect_timeout):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._tell, one, other, max(0.0, ahead))
+                nursery.start_soon(self._tell, other, one, max(0.0, -ahead))
+
+    async def _tell(self, sock: Any, other: Any, later: float) -> None:
+        await trio.sleep(later)
+        with contextlib.suppress(OSError):
+            host, port = other.getpeername()[:2]
+            await sock.send(encode(m.Met(join_address(host.removeprefix("::ffff:"), port))))
+            await sock.recv(1)  # its end
 
     async def _splice(self, one: Any, other: Any) -> None:
         """Carry bytes both ways until both have ended, or one is broken: then the other is reset, too."""

@@ -264,11 +264,11 @@ class Connector:
         *,
         daemon: str = "",
         near: bool = False,
-        relayed: bool = False,
+        way: m.Way = m.Way.direct,
     ) -> Connection:
         """Connect to *daemon*, which proves its public *key* where connections are sealed.
 
-        *near*: beside its port, on this machine, and nowhere else. *relayed*: through a relay, if one is known.
+        *near*: beside its port, on this machine, and nowhere else.
 
         Raises:
             DialFailed: it did not come through.
@@ -278,8 +278,8 @@ class Connector:
             if stream is None:
                 raise DialFailed(f"{daemon} does not listen on this machine")
             return await self._shake_hands(stream, addresses, key)
-        if relayed and self.relays:
-            return await self._shake_hands(await self.relays.dial(daemon, within), addresses, key)
+        if way and self.relays is not None:
+            return await self._shake_hands(await self.relays.dial(daemon, within, way), addresses, key)
         if local := self.nearby.get(daemon):
             with contextlib.suppress(DialFailed, trio.TooSlowError), trio.fail_after(_NEARBY_SECONDS):
                 return await self._shake_hands(await self.open(local, within), local, key)

@@ -355,13 +355,9 @@ class LinkHub:
 
     async def _greet(self, what: core.Dial, hello: m.LaneHello, *, near: bool) -> tuple[Connection, m.LaneWelcome]:
         other, who = what.other, f"{what.other.name} at {what.other.addresses[0]}"
+        way = what.way if what.way is not m.Way.relayed or self.connector.relays else what.instead
         connection = await self.connector.dial(
-            other.addresses,
-            other.key,
-            self._limits.connect_timeout,
-            daemon=other.daemon,
-            near=near,
-            relayed=what.relayed,
+            other.addresses, other.key, self._limits.connect_timeout, daemon=other.daemon, near=near, way=way
         )
         try:
             hello = replace(hello, checksums=self._config.checksum and not connection.checks)
