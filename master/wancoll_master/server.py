@@ -34,7 +34,7 @@ from wancoll.net.listen import Handshakes, Sparing, is_loopback, whose, why_ende
 from wancoll.net.proof import NONCE_BYTES, check_first
 from wancoll.net.stream import LINGER, Stream, round_trip
 from wancoll.net.tls import Tls, TlsFailed
-from wancoll.relay.switch import Switch
+from wancoll.relay.switch import MAGIC, Switch
 from wancoll.trust.identity import Identity
 from wancoll.trust.registry import NotNow
 from wancoll.units import parse_rate
@@ -461,13 +461,11 @@ class Server:
         """Handler of the listeners: whatever arrives, the master stays up."""
         limits = self._limits
         number, who = next(self._numbers), whose(stream.socket)
-        if await self._switch.takes(stream, who, self._greeting):
-            return
         try:
             sock = socket.socket(fileno=stream.socket.detach())
             tls = None if self._gate is None else Tls(self._gate.listening)
             most = 16 * limits.message_bytes, limits.send_queue_messages
-            connection = Stream(sock, "this connection", *most, tls, self._connections.queues)
+            connection = Stream(sock, "this connection", *most, tls, self._connections.queues, MAGIC[:1])
         except OSError:
             return  # gone already
         self._connections.add(number, connection)
@@ -514,12 +512,19 @@ class Server:
         try:
             messages: list[m.SaidToMaster] = []
             with self._greeting.one(who) as greeting:
-                nonce = await self._shake_hands(connection)
+                nonce, ticket = await self._shake_hands(connection), None
                 while not messages and (data := await connection.receive()):
                     messages = decoder.feed(data)
+                if connection.is_foreign:
+                    ticket = await self._switch.shown(trio.socket.from_stdlib_socket(connection.socket))
             # Outside, nothing ends it for being late: what came in time may be read late, where we stood still.
             if greeting.cancelled_caught:
                 raise ProtocolError(f"did not introduce itself, it {why_ended(greeting)}", expected="Hello first")
+            if ticket is not None:
+                self._strangers.discard(number)
+                with contextlib.suppress(OSError), connection.hand_over() as sock:
+                    await self._switch.carry(ticket, sock, who)
+                return "two daemons have met"
             if not messages:
                 reason = connection.ended if connection.ending else ""
                 self._of_strangers.say(log.info, "connection ended", who=who, reason=reason or "said nothing")
@@ -564,7 +569,7 @@ class Server:
         return connection.ended
 
     async def _shake_hands(self, connection: Stream) -> bytes:
-        """Over TLS: the challenge that was sent, which the first message has to answer; in clear b"".
+        """Over TLS: the challenge that was sent, which is to be answered first; in clear, or with a ticket, b"".
 
         Raises:
             TlsFailed: it does not come through.
@@ -573,6 +578,8 @@ class Server:
         if connection.tls is None:
             return b""
         await connection.shake_hands()
+        if connection.is_foreign:
+            return b""
         if not connection.tls.speaks:
             connection.send(encode(m.Bye(_OTHER_VERSION)))  # a running daemon is there again once both are alike
             raise ProtocolError(_OTHER_VERSION)

@@ -7,6 +7,7 @@ A connection that breaks, or whose other end does not read, is no error for who 
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import socket
 import struct
@@ -60,7 +61,7 @@ class Stream:
 
     With more than *max_bytes*, or *max_messages* (0: not bounded), that wait for the other end it is given up; *queues*
     bounds it together with others'. *tls* seals what is sent and opens what comes, once shake_hands() has returned;
-    None: all is in clear.
+    None: all is in clear. What begins with the byte *foreign* is not for here: it is left unread, as if all had ended.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Stream:
         max_messages: int = 0,
         tls: Tls | None = None,
         queues: Queues | None = None,
+        foreign: bytes = b"",
     ) -> None:
         sock.setblocking(False)
         if sock.family in (socket.AF_INET, socket.AF_INET6):
@@ -86,6 +88,8 @@ class Stream:
         self._wake = trio.Event()
         self._writing: trio.Event | None = None  # set when the task that writes has stopped
         self._closed = False
+        self._foreign = foreign  # b"" from the first byte on
+        self.is_foreign = False
         self.ending = False  # nothing is read any more
         self.overflow = False  # the other end did not read
         self.ended = ""  # why nothing is read any more, "" if it was ended here
@@ -235,6 +239,8 @@ class Stream:
             if tls.done:
                 self._early = self._opened(b"")
                 return
+        if self.is_foreign:
+            return
         raise TlsFailed(f"{self.ended or 'it ended here'}, in the middle of TLS's handshake")
 
     # ---- receiving -----------------------------------------------------------------------------------
@@ -262,7 +268,7 @@ class Stream:
         return b""
 
     def _gone(self) -> bool:
-        return self.ending or self._closed
+        return self.ending or self._closed or self.is_foreign
 
     def _holds(self) -> bool:
         """Whether something that is to be opened has come already."""
@@ -276,7 +282,9 @@ class Stream:
         """What is in the socket, b"" at its end; None: look again."""
         try:
             await trio.lowlevel.wait_readable(self._fd)
-            data = self.socket.recv(_READ_BYTES)
+            if self._foreign:
+                self.is_foreign, self._foreign = self.socket.recv(1, socket.MSG_PEEK) == self._foreign, b""
+            data = b"" if self.is_foreign else self.socket.recv(_READ_BYTES)
         except (BlockingIOError, trio.ClosedResourceError):  # the latter by end() or close()
             return None
         except OSError as bad:
@@ -334,6 +342,16 @@ class Stream:
     def _wake_all(self) -> None:
         """Wake all tasks that wait for the socket: cheaper than a cancel scope for each receive."""
         trio.lowlevel.notify_closing(self._fd)
+
+    def hand_over(self) -> Any:
+        """Its socket for trio, of which nothing was opened yet, by a descriptor of its own; this one is closed.
+
+        Raises OSError: there is none left.
+        """
+        sock = trio.socket.from_stdlib_socket(socket.socket(fileno=os.dup(self._fd)))
+        self.ending = True
+        self.close()
+        return sock
 
     async def close_delivered(self, *, shield: bool = True) -> None:
         """Close when the other end has read what was sent, which a reset would destroy, or after a second.

@@ -48,7 +48,11 @@ class Port:
     async def accept(self, stream: trio.SocketStream) -> None:
         """Handler of the port: whatever arrives, the relay stays up."""
         who = whose(stream.socket)
-        if await self.switch.takes(stream, who, self._handshakes):
+        ticket: bytes | None = b""  # where it is not done in time
+        with self._handshakes.one(who):
+            ticket = await self.switch.shown(stream.socket)
+        if ticket is not None:
+            await self.switch.carry(ticket, stream.socket, who)
             return
         tls = Tls(self._listening) if self._listening is not None else None
         try:

@@ -24,7 +24,7 @@ import trio
 from wancoll.errors import ProtocolError
 from wancoll.limits import KIB, Limits
 from wancoll.local import join_address
-from wancoll.net.listen import Handshakes, Sparing, why_ended
+from wancoll.net.listen import Sparing
 from wancoll.net.stream import Stream, round_trip
 from wancoll.wire import messages as m
 from wancoll.wire.framing import Decoder, encode
@@ -68,7 +68,7 @@ class _Pair:
     until: float
     by: str  # the daemon that has asked for it
     punched: bool  # they are told of each other, and not spliced
-    other: trio.SocketStream | None = None
+    other: Any = None  # a trio socket
     met: trio.Event = field(default_factory=trio.Event)
     over: trio.Event = field(default_factory=trio.Event)
 
@@ -143,47 +143,44 @@ class Switch:
 
     # ---- splices -------------------------------------------------------------------------------------
 
-    async def takes(self, stream: trio.SocketStream, who: str, handshakes: Handshakes) -> bool:
-        """Whether the connection, of which nothing was read, is an end of a splice: then it has been carried.
-
-        Until it has shown a ticket it is one of the port's *handshakes*.
-        """
-        sock, pair = stream.socket, None
+    async def shown(self, sock: Any) -> bytes | None:
+        """The ticket that a connection begins with, of which nothing was read; None: it begins with something else."""
         try:
-            with handshakes.one(who) as scope:
-                if await sock.recv(1, socket.MSG_PEEK) != MAGIC[:1]:
-                    return False
-                head = b""
-                while len(head) < len(MAGIC) + TICKET_BYTES:
-                    if not (more := await sock.recv(len(MAGIC) + TICKET_BYTES - len(head))):
-                        return True
-                    head += more
-                pair = self._tickets.pop(head.removeprefix(MAGIC), None)
-            if pair is None:
-                reason = why_ended(scope) if scope.cancelled_caught else "no ticket of this relay's, or an old one"
-                self._strangers.say(log.info, "not spliced", who=who, reason=reason)
-                return True
-            await self._meet(pair, stream)
-        except OSError as bad:
-            self._strangers.say(log.info, "not spliced", who=who, reason=str(bad))
-        return True
+            if await sock.recv(1, socket.MSG_PEEK) != MAGIC[:1]:
+                return None
+            head, size = b"", len(MAGIC) + TICKET_BYTES
+            while len(head) < size and (more := await sock.recv(size - len(head))):
+                head += more
+            return head.removeprefix(MAGIC)
+        except (OSError, trio.ClosedResourceError):
+            return None  # who reads on finds out
 
-    async def _meet(self, pair: _Pair, stream: trio.SocketStream) -> None:
+    async def carry(self, ticket: bytes, sock: Any, who: str) -> None:
+        """Do what the ticket is for, to the end."""
+        try:
+            if (pair := self._tickets.pop(ticket, None)) is not None:
+                await self._meet(pair, sock)
+                return
+            reason = "no ticket of this relay's, or an old one"
+        except OSError as bad:
+            reason = str(bad)
+        self._strangers.say(log.info, "not met", who=who, reason=reason)
+
+    async def _meet(self, pair: _Pair, sock: Any) -> None:
         if pair.until < trio.current_time():
             return
         if pair.other is None:
-            pair.other = stream
+            pair.other = sock
             with trio.move_on_at(pair.until):
                 await pair.met.wait()
             if pair.met.is_set():
                 await pair.over.wait()
             return
         pair.met.set()
-        assert pair.other is not None
         self.splices += 1
         self._spliced[pair.by] += 1
         try:
-            await (self._introduce if pair.punched else self._splice)(stream.socket, pair.other.socket)
+            await (self._introduce if pair.punched else self._splice)(sock, pair.other)
         finally:
             self.splices -= 1
             self._spliced[pair.by] -= 1
