@@ -30,9 +30,9 @@ pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
 
 def cluster_behind(
-    nats: Nats, peers: int, *master: str, peer_args: Sequence[str] = (LISTEN,), secure: bool = True
+    nats: Nats, peers: int, *master: str, peer_args: Sequence[str] = (LISTEN,), secure: bool = True, **more: Any
 ) -> Cluster:
-    return Cluster(peers, lanes=2, network=nats, secure=secure, master_args=master, peer_args=peer_args)
+    return Cluster(peers, lanes=2, network=nats, secure=secure, master_args=master, peer_args=peer_args, **more)
 
 
 def sum_of(comms: list[Any], count: int = 1000) -> list[Any]:
@@ -129,6 +129,20 @@ def test_a_joiner_behind_nat_is_admitted_through_a_relay_and_reaches_joiners_bes
 
         comms = in_threads(client, 3)
         assert [receipt.world_size for receipt in sum_of(comms)] == [3, 3, 3]
+
+
+@pytest.mark.check
+@pytest.mark.timeout(120)
+def test_a_member_that_can_be_dialled_is_a_relay_for_two_that_cannot() -> None:
+    kinds = ["restricted", "symmetric", "open"]
+    relay = {2: {"WANCOLL_RELAY": "300Mbit/s"}}
+    with Nats(kinds) as nats, cluster_behind(nats, 3, peer_env=relay) as cluster:
+        comms = in_threads(lambda i: cluster.connect(i, start_world=3, min_world=3), 3)
+        assert [receipt.world_size for receipt in sum_of(comms)] == [3, 3, 3]
+        status = cluster.status()
+        [group] = status.groups
+        assert status.relays == ["peer-2"]
+        assert [{*pair[:2]} for pair in group.relayed] == [{"peer-0", "peer-1"}]
 
 
 @pytest.mark.check

@@ -16,7 +16,7 @@ import struct
 from collections import Counter, deque
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import structlog
 import trio
@@ -25,7 +25,7 @@ from wancoll.errors import ProtocolError
 from wancoll.limits import KIB, Limits
 from wancoll.local import join_address
 from wancoll.net.listen import Sparing
-from wancoll.net.stream import Stream, round_trip
+from wancoll.net.stream import round_trip
 from wancoll.wire import messages as m
 from wancoll.wire.framing import Decoder, encode
 
@@ -43,7 +43,23 @@ _RESET = struct.pack("ii", 1, 0)
 _TCP_NOTSENT_LOWAT = 25  # of Linux
 
 
-async def messages(stream: Stream, kind: Any, most: int, silence: float) -> AsyncGenerator[Any, None]:
+class Talk(Protocol):
+    """A connection whose sends do not wait, such as Stream: *who* is at the other end, why it *ended*."""
+
+    who: str
+    ended: str
+
+    def end(self) -> None:
+        """Read no more."""
+
+    def send(self, frame: bytes) -> None:
+        """Send now what fits, queue the rest, within bounds."""
+
+    async def receive(self) -> bytes:
+        """Some bytes; b"" at the end."""
+
+
+async def messages(stream: Talk, kind: Any, most: int, silence: float) -> AsyncGenerator[Any, None]:
     """What comes, of *kind* and up to *most* bytes each, until the stream ends or is silent for so many seconds.
 
     Raises:
@@ -82,7 +98,7 @@ class Switch:
     def __init__(self, limits: Limits, rate: float = 0.0, *, splices: bool = True, introduces: bool = False) -> None:
         self._limits, self._rate, self._due = limits, rate, 0.0
         self._does = {False: splices, True: introduces}  # by RelayDial.punched
-        self._here: dict[str, Stream] = {}  # daemons, by name
+        self._here: dict[str, Talk] = {}  # daemons, by name
         self._tickets: dict[bytes, _Pair] = {}  # oldest first
         self._spliced: Counter[str] = Counter()  # by who has asked
         self._strangers = Sparing()
@@ -91,7 +107,7 @@ class Switch:
 
     # ---- daemons -------------------------------------------------------------------------------------
 
-    async def serve(self, daemon: str, stream: Stream) -> None:
+    async def serve(self, daemon: str, stream: Talk) -> None:
         """Carry out what *daemon*, which has said and proved who it is, says over *stream*, to the end of that.
 
         Raises:
@@ -120,7 +136,7 @@ class Switch:
                 del self._here[daemon]
                 log.info("a daemon is gone", daemon=daemon, reason=stream.ended)
 
-    def _dialled(self, daemon: str, stream: Stream, dial: m.RelayDial, own: deque[bytes]) -> None:
+    def _dialled(self, daemon: str, stream: Talk, dial: m.RelayDial, own: deque[bytes]) -> None:
         """Give both ends a ticket, each its own."""
         to, now = self._here.get(dial.to), trio.current_time()
         full = self.splices >= _MOST_SPLICES or self._spliced[daemon] >= _MOST_ASKED

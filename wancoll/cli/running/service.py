@@ -26,7 +26,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 class Serve(Protocol):
     """A service: says through *task_status* what it bound, and returns some time after *stop* is set."""
 
-    def __call__(self, *, stop: trio.Event, task_status: trio.TaskStatus[Any]) -> Awaitable[None]:
+    def __call__(self, *, stop: trio.Event, task_status: trio.TaskStatus[Any]) -> Awaitable[object]:
         """Run until *stop* is set and all is put away."""
         ...
 

@@ -25,12 +25,12 @@ def relays(state: State) -> list[m.RelayInfo]:
 
 
 def comes(step: Step, daemon: Daemon, *, is_relay: bool) -> None:
-    """A daemon is new here, or a relay."""
-    if is_relay:
+    """A daemon is new here, and *is_relay*: it is one, too, unless it is behind a NAT."""
+    if is_relay and not daemon.hints:
         step.state.relays[daemon] = None
         _tell(step)
-    elif found := relays(step.state):
-        step.send(daemon.conn, m.Relays(found))
+    elif relays(step.state):
+        _tell_one(step, daemon)
 
 
 def forget(step: Step, gone: Collection[Daemon]) -> None:
@@ -44,10 +44,12 @@ def forget(step: Step, gone: Collection[Daemon]) -> None:
 
 
 def _tell(step: Step) -> None:
-    found = relays(step.state)
     for daemon in step.state.daemons.values():
-        if daemon not in step.state.relays:
-            step.send(daemon.conn, m.Relays(found))
+        _tell_one(step, daemon)
+
+
+def _tell_one(step: Step, daemon: Daemon) -> None:
+    step.send(daemon.conn, m.Relays([one for one in relays(step.state) if one.name != daemon.name]))
 
 
 # ---- behind one NAT -----------------------------------------------------------------------------------
