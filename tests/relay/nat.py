@@ -59,7 +59,7 @@ class Nats:
                     at, inner = int(kind[1:]), self._new()
                     self._join(inner, "ext0", routers[at], f"{_LAN}.{2 + i}", f"{_LAN}.1")
                     self._route(inner, "restricted", _INNER_LAN)
-                    self._inside(i, inner, f"{_INNER_LAN}.2", self.public[at])
+                    self._inside(i, inner, f"{_INNER_LAN}.{2 + i}", self.public[at])
                 else:
                     routers[i] = self._new()
                     self._plug(routers[i], outside)

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from wancoll.limits import DEFAULT, PROTOCOL_VERSION
 from wancoll.native.engine import Engine
-from wancoll.net.dial import DialFailed
+from wancoll.net.dial import DialFailed, read_frame
 from wancoll.net.listen import open_listeners, serve_connections
 from wancoll.peer.config import PeerConfig
 from wancoll.peer.links.hub import LinkHub
@@ -304,3 +304,110 @@ async def test_a_daemon_voids_its_own_tickets_and_reaches_not_itself(monkeypatch
         assert b"RelayDialled" in honest
         await streams["x"].send_all(encode(m.RelayDial(99, "x")))
         assert b"is not at this relay" in await streams["x"].receive_some(1000)
+
+
+# ---- two that dial each other --------------------------------------------------------------------------
+
+
+async def met(relay: Rig) -> tuple[list[trio.SocketStream], list[tuple[float, m.Met]]]:
+    """Both ends of a pair that the switch introduces: their connections, and what each was told, when."""
+    here = {name: await relay.connect() for name in "xy"}
+    for name, stream in here.items():
+        await stream.send_all(encode(m.AtRelay(PROTOCOL_VERSION, name)))
+        assert await read_frame(stream.socket, m.FromRelay, who="it") == m.RelayBeat()
+    await here["x"].send_all(encode(m.RelayDial(7, "y", punched=True)))
+    dialled = await read_frame(here["x"].socket, m.RelayDialled, who="it")
+    called = await read_frame(here["y"].socket, m.RelayCalled, who="it")
+    assert (dialled.number, dialled.reason, called.punched) == (7, "", True)
+    ends = [await relay.connect() for _ in range(2)]
+    told: list[Any] = [None, None]
+
+    async def hear(i: int) -> None:
+        word = await read_frame(ends[i].socket, m.Met, who="it")
+        told[i] = trio.current_time(), word
+
+    for end, ticket in zip(ends, (dialled.ticket, called.ticket), strict=True):
+        await end.send_all(MAGIC + ticket)
+    async with trio.open_nursery() as nursery:
+        for i in range(2):
+            nursery.start_soon(hear, i)
+    return ends, told
+
+
+async def test_both_ends_are_told_where_the_other_is_and_the_switch_closes_neither_before_they_do() -> None:
+    async with rig() as relay:
+        relay.port.switch = switch.Switch(LIMITS, splices=False, introduces=True)
+        ends, told = await met(relay)
+        hosts = ["{}:{}".format(*end.socket.getsockname()) for end in ends]
+        assert [one.address for _, one in told] == hosts[::-1]
+        with trio.move_on_after(0.2) as waited:
+            await ends[0].receive_some(1)
+        assert waited.cancelled_caught
+        assert relay.switch.splices == 1
+        for end in ends:
+            await end.send_eof()
+        while relay.switch.splices:  # noqa: ASYNC110 - it has no event
+            await trio.sleep(0.01)
+
+
+async def test_who_is_nearer_is_told_later_by_half_the_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    trips = iter([0.0, 0.8])  # of the one that came first, and of the other
+    monkeypatch.setattr(switch, "round_trip", lambda _: next(trips))
+    async with rig() as relay:
+        relay.port.switch = switch.Switch(LIMITS, introduces=True)
+        _, [(nearer, _), (farther, _)] = await met(relay)
+        assert 0.3 < abs(nearer - farther) < 0.8
+
+
+async def test_ends_that_never_meet_are_let_go_of_in_time() -> None:
+    async with rig() as relay:
+        relay.port.switch = switch.Switch(LIMITS, introduces=True)
+        ends, _ = await met(relay)
+        began = trio.current_time()
+        assert await all_of(ends[0]) == b""
+        assert 0.5 < trio.current_time() - began < 5
+
+
+@pytest.mark.parametrize("punched", [True, False])
+async def test_a_switch_does_what_it_is_there_for_alone(punched: bool) -> None:
+    async with rig() as relay:
+        relay.port.switch = switch.Switch(LIMITS, splices=punched, introduces=not punched)
+        streams = [await relay.connect() for _ in range(2)]
+        for name, stream in zip("xy", streams, strict=True):
+            await stream.send_all(encode(m.AtRelay(PROTOCOL_VERSION, name)))
+            await read_frame(stream.socket, m.RelayBeat, who="it")
+        await streams[0].send_all(encode(m.RelayDial(1, "y", punched)))
+        answer = await read_frame(streams[0].socket, m.RelayDialled, who="it")
+        assert (answer.ticket, answer.reason) == (b"", "this relay does not do that")
+
+
+@pytest.mark.parametrize("info", [m.RelayInfo("r", ("127.0.0.1:1",)), m.AT_MASTER], ids=["a relay", "the master"])
+async def test_only_a_master_may_have_a_daemon_dial_and_one_in_clear_dials_this_machine_alone(
+    info: m.RelayInfo,
+) -> None:
+    [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    address = "{}:{}".format(*listener.socket.getsockname())
+    with capture_logs() as logs, trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            relays = Relays("d", None, LIMITS, nursery, lambda: address, trio.aclose_forcefully, near_only=True)
+            told = m.RelayInfo("r", (address,)) if info.addresses else info
+            relays.told([told])
+            stream = await listener.accept()
+            streams = [stream]
+            await read_frame(stream.socket, m.AtRelay, who="it")
+            await stream.send_all(encode(m.RelayBeat()) + encode(m.RelayCalled(b"x" * 32, punched=True)))
+            with trio.move_on_after(0.5) as silent:
+                end = await listener.accept()
+            assert silent.cancelled_caught is bool(info.addresses)
+            if not info.addresses:
+                streams.append(end)
+                assert await end.receive_some(100) == MAGIC + b"x" * 32
+                await end.send_all(encode(m.Met("203.0.113.9:22")))
+                assert await end.receive_some(1) == b""
+                assert (
+                    "203.0.113.9:22 is beyond this machine"
+                    in next(e for e in logs if e["event"] == "not met")["reason"]
+                )
+            nursery.cancel_scope.cancel()
+    for one in (listener, *streams):
+        one.socket.close()
