@@ -105,6 +105,11 @@ class PeerConfig:
         return parse_rate(self.uplink_limit, "--uplink-limit") * _PAYLOAD if self.uplink_limit else inf
 
     @property
+    def carries(self) -> float:
+        """Bytes per second that it carries for others as a relay; 0: it is none. Raises ConfigError: it is no rate."""
+        return parse_rate(self.relay, "--relay") if self.relay else 0.0
+
+    @property
     def near_only(self) -> bool:
         """Whether it dials loopback alone: it speaks in clear, and nobody has said that it may do so beyond."""
         return not (self.insecure or self.join)

@@ -97,7 +97,7 @@ class Switch:
 
     def __init__(self, limits: Limits, rate: float = 0.0, *, splices: bool = True, introduces: bool = False) -> None:
         self._limits, self._rate, self._due = limits, rate, 0.0
-        self._does = {False: splices, True: introduces}  # by RelayDial.punched
+        self._does = splices, introduces  # by RelayDial.punched
         self._here: dict[str, Talk] = {}  # daemons, by name
         self._tickets: dict[bytes, _Pair] = {}  # oldest first
         self._spliced: Counter[str] = Counter()  # by who has asked

@@ -34,7 +34,6 @@ from wancoll.peer.links.lanes import greet, tune
 from wancoll.peer.links.probes import answer_probe
 from wancoll.peer.links.traffic import Now, Traffic
 from wancoll.relay.switch import Switch
-from wancoll.units import parse_rate
 from wancoll.wire import messages as m
 
 log = structlog.get_logger("wancoll.links")
@@ -89,7 +88,7 @@ class LinkHub:
         self._answers: dict[int, _Answer] = {}  # by knock
         self._knocks = count(1)
         self._due, self._earlier = inf, trio.Event()
-        self.switch = Switch(limits, parse_rate(config.relay, "--relay")) if config.relay else None
+        self.switch = Switch(limits, config.carries) if config.relay else None
         self.traffic: Traffic | None = None  # for metrics, where they are told
         self._leads_to: dict[int, str] = {}  # by number: the daemon at the other end
 

@@ -74,7 +74,7 @@ class Relays:
     ) -> None:  # fmt: skip
         self._daemon, self._wallet, self._limits, self._nursery = daemon, wallet, limits, nursery
         self._master, self._accept, self._near_only = master, accept, near_only
-        self._told: list[m.RelayInfo] = []
+        self._told: tuple[m.RelayInfo, ...] = ()
         self._meets = False  # it is at the master's switch, too: it has to punch
         self._relays: dict[m.RelayInfo, _Relay] = {}
         self._numbers = count(1)
@@ -85,7 +85,7 @@ class Relays:
 
     def told(self, relays: Sequence[m.RelayInfo]) -> None:
         """These are all that there are now. Lanes through one that is gone stay as long as they can."""
-        self._told = list(relays)
+        self._told = tuple(relays)
         before, self._relays = self._relays, {}
         for info in [*relays, m.AT_MASTER] if self._meets else relays:
             if info in self._relays:

@@ -16,8 +16,9 @@ from wancoll_master.core.state import Daemon, Group, Member, ProbePair, Step, cl
 from wancoll_master.plan.planning import near
 
 HINT = (
-    "let one go between (`wancoll master --relay RATE`, or `wancoll relay`), forward a port to one of the daemons and "
-    "start it with --advertise HOST:PORT, where the other can dial it (or connect(peer_options=[...])), or use a VPN"
+    "let one go between that both can dial (`wancoll master --relay RATE`, `wancoll peer --relay RATE` of a third, or "
+    "`wancoll relay`), forward a port to one of the daemons and start it with --advertise HOST:PORT, where the other "
+    "can dial it (or connect(peer_options=[...])), or use a VPN"
 )
 _NOR = {m.Way.direct: "", m.Way.punched: "; nor both at once: ", m.Way.relayed: "; nor by a relay: "}
 FEW = 8  # joiners of a group that forms, up to which all pairs are asked about
