@@ -164,10 +164,14 @@ def check_agreed(outcomes: Sequence[Outcome], tensors: Sequence[np.ndarray]) -> 
     return first.contributors
 
 
-def reduce_all(comms: Sequence[Any], members: Sequence[int], count: int = 1000) -> list[Outcome]:
+def reduce_all(comms: Sequence[Any], members: Sequence[int], count: int = 1000, **options: Any) -> list[Outcome]:
     """One in-place sum by these members; checks that it has exactly them as contributors."""
     tensors = [contribution(i, count) for i in members]
-    outcomes = in_threads(lambda k: attempt(lambda: comms[k].all_reduce(tensors[k], op="sum")), len(comms), 30)
+
+    def call(k: int) -> Outcome:
+        return attempt(lambda: comms[k].all_reduce(tensors[k], op="sum", **options))
+
+    outcomes = in_threads(call, len(comms), 30)
     assert sorted(check_agreed(outcomes, tensors)) == sorted(f"m{i}" for i in members)
     return outcomes
 

@@ -282,14 +282,17 @@ def test_an_update_ends_as_it_has_for_others() -> None:
     d.member.op_finished(d.engine_id, 7, 0)
     d.update()
     updated = m.Updated("g", 1, m.UpdateOutcome(2, 2, ["m1", "m2", "m3"]))
-    first, second = told(d.member.hear(updated, 2.0, 1, 1), m.Result)
+    [first] = told(d.member.hear(updated, 2.0, 1, 1), m.Result)
     assert (first.seq, first.epoch, first.contributors) == (1, 1, ["m1", "m2"])
-    assert (second.seq, second.epoch, second.contributors) == (2, 2, ["m1", "m2", "m3"])
     assert d.member.hear(updated, 2.0, 1, 1) == []
     report = d.member.reconnected(2, 22)[0].message
     assert (report.finished.committed, report.updated) == (2, updated.outcome)
     assert sorted(seq for seq, _, _ in report.finished.done) == [1, 2]
-    d.member.enter_epoch(epoch(3, 1, 2, upto=2), 3.0)
+    place, second = [
+        one.message for one in d.member.enter_epoch(epoch(3, 1, 2, upto=2), 3.0) if isinstance(one, cmd.ToClient)
+    ]
+    assert isinstance(place, m.EpochInfo), "what the client calls after the result belongs to the new members"
+    assert (second.seq, second.epoch, second.contributors) == (2, 2, ["m1", "m2", "m3"])
     assert d.member.collectives.updated == updated.outcome, "others may stand at it still"
     d.member.enter_epoch(epoch(4, 1, 2, upto=3), 3.0)
     assert d.member.collectives.updated == updated.outcome, "also where more is committed that they have not heard of"
@@ -344,12 +347,22 @@ def test_in_too_small_a_world_that_is_over_calls_wait_for_the_next() -> None:
     d = Driver(1, floor=2)
     d.update()
     d.post()
-    ended = d.member.hear(m.Updated("g", 1, m.UpdateOutcome(1, 2, ["m1", "m9"])), 2.0, 1, 1)
-    assert [(one.id, one.epoch) for one in told(ended, m.Result)] == [(1, 2)]
+    assert d.member.hear(m.Updated("g", 1, m.UpdateOutcome(1, 2, ["m1", "m9"])), 2.0, 1, 1) == []
     assert d.post() == []
     assert d.member.reconnected(2, 22)[0].message.aborted, "so no master lets it go on"
-    failed = d.member.enter_epoch(epoch(3, 1, upto=1, floor=2), 3.0)
-    assert errors_of(failed) == [(2, "WorldTooSmall"), (3, "WorldTooSmall")]
+    ended = d.member.enter_epoch(epoch(3, 1, upto=1, floor=2), 3.0)
+    assert [(one.id, one.epoch) for one in told(ended, m.Result)] == [(1, 2)]
+    assert errors_of(ended) == [(2, "WorldTooSmall"), (3, "WorldTooSmall")]
+
+
+def test_an_update_that_has_ended_for_others_ends_so_where_the_member_is_put_out_before_it_hears_of_their_epoch() -> (
+    None
+):
+    d = Driver(1)
+    d.update()
+    d.member.hear(m.Updated("g", 1, m.UpdateOutcome(1, 2, ["m1", "m9"])), 2.0, 1, 1)
+    out = d.member.evicted(m.Evicted("g", 1, "m1 was late", 0, 1, 1, []), 2.0)
+    assert [(one.id, one.epoch) for one in told(out, m.Result)] == [(1, 2)]
 
 
 def test_update_membership_sends_a_token_and_ends_with_the_commit() -> None:

@@ -398,11 +398,11 @@ def test_an_update_that_has_ended_in_a_later_epoch_lets_nothing_above_it_end_in_
     v.post()
     running = v.engine_id
     commands = v.master_says(m.Updated("g", 1, m.UpdateOutcome(1, 2, ["m1", "m2", "m3", "m4"])), 2.0)
-    assert [(result.seq, result.epoch) for result in told(commands, m.Result)] == [(1, 2)]
+    assert told(commands, m.Result) == []
     assert cmd.CancelOp(running) in commands
     assert v.hear(2, vote(1, 3, 3, 7, SUM)) == []
     v.member.op_cancelled(running)
-    assert told(v.enter(3, upto=1), m.Result) == []
+    assert [(result.seq, result.epoch) for result in told(v.enter(3, upto=1), m.Result)] == [(1, 2)]
     again = v.member.links_ready(3, [2, 3])
     assert [one.op.seq for one in again if isinstance(one, cmd.StartOp)] == [2, 3, 4]
 

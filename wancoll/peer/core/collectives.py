@@ -55,6 +55,7 @@ class Collectives(OpTable):
         self.committed = 0  # the highest seq that is known to be committed
         self.aborted = False  # the epoch's ops were stopped; the next epoch follows
         self.updated: m.UpdateOutcome | None = None  # what the client was told of its newest update_membership
+        self._early: list[cmd.Command] = []  # its result, if that is of an epoch that this member is yet to hear of
         self._voids: dict[int, m.Void] = {}  # of seqs that the client has not called yet
         self._ready = False  # the neighbours' links are up and nothing stops ops from starting
         self._up: set[int] = set()  # members whose links are up, once ready
@@ -280,7 +281,7 @@ class Collectives(OpTable):
         rounds = [one.number for mid, one in begun.items() if mid in view.world.mids]
         self.round = max(rounds, default=0) if self.tally else 0
         self._ahead = {mid: begun for mid, begun in self._ahead.items() if begun.epoch > epoch.epoch}
-        commands: list[cmd.Command] = []
+        commands, self._early = self._early, []
         behind = False  # an update_membership that is open
         refused: dict[str, list[Op]] = {}  # by reason: what cannot or shall not run in this epoch
         for op in list(self.open.values()):
@@ -702,6 +703,9 @@ class Collectives(OpTable):
 
     def tell(self, op: Op, outcome: m.Result | m.Failure) -> list[cmd.Command]:
         """See OpTable. A client that is late hears it when it makes the call; one that calls another thing, never."""
+        if isinstance(outcome, m.Result) and outcome.epoch > self.view.epoch.epoch:  # rank and members come first
+            self._early += super().tell(op, outcome)
+            return []
         if not op.zeros:
             return super().tell(op, outcome)
         if not op.client_id:
@@ -727,7 +731,7 @@ class Collectives(OpTable):
 
     def end_all(self, outcome: Callable[[Op], m.Failure]) -> list[cmd.Command]:
         """See OpTable. What was taken part in will not be handed over any more."""
-        commands = super().end_all(outcome)
+        commands = self._early + super().end_all(outcome)
         for op in self._late.values():
             if not op.live:
                 op.memory = None
