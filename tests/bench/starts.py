@@ -26,7 +26,7 @@ app = App(name="python -m tests.bench.starts", help=__doc__)
 
 @app.default
 def bench(*, runs: int = 30) -> int:
-    """Measure, and print medians and maxima, in brackets of connect and all_reduce alone; exit code 1 if one was late."""
+    """Print medians and maxima, in brackets of connect and all_reduce alone; exit code 1 if one start was late."""
     print(machine(), flush=True)
     late = 0
     for what, kinds in HOSTS.items():
