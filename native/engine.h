@@ -43,9 +43,9 @@ typedef struct {
 enum { WC_FRAME_NOTE = 1, WC_FRAME_LOST };
 
 /* A lane's connection is lost, and this end reads no more of it: so many of its bytes it has taken. Said again, it
-   changes nothing. */
+   changes nothing. asks: nobody has told this end yet how many of its own were taken. */
 typedef struct {
-    uint64_t lane, connection, taken;
+    uint64_t lane, connection, taken, asks;
 } wc_lost;
 
 typedef struct wc_engine wc_engine;

@@ -114,7 +114,12 @@ MAY_IMPORT = {
         "wancoll.schedule.build",
         "wancoll.torch.training.fragments",
     ),
-    "wancoll.torch.training.elastic": (*BASE, "wancoll.client", "wancoll.schedule.build"),
+    "wancoll.torch.training.elastic": (
+        *BASE,
+        "wancoll.client",
+        "wancoll.schedule.build",
+        "wancoll.torch.training.sampler",
+    ),
     "wancoll.torch.training.sampler": (*BASE, "wancoll.client"),
     "wancoll.torch.entry": ("wancoll.torch.names", "wancoll.torch.backend.process_group"),
     "wancoll.torch.training.fragments": (),

@@ -13,11 +13,12 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from wancoll.errors import ConfigError
-from wancoll.local import MASTER_PORT, join_address, open_to_others, split_address, split_addresses, standing
+from wancoll.local import MASTER_PORT, join_address, split_address, split_addresses
+from wancoll.trust.folder import read_secret
 
 DEFAULT_MASTER = f"127.0.0.1:{MASTER_PORT}"
 NO_MASTER = f"Empty: as --join says, or else {DEFAULT_MASTER}."
-_MOST_TOKEN = 65536  # characters of a file
+_MOST_TOKEN = 65536  # bytes of a file
 Flat = Parameter(name="*")  # of a dataclass whose fields are options
 Unseen = Parameter(parse=False)  # of a field that is none
 
@@ -33,26 +34,15 @@ def join_text(text: str) -> str:
         return sys.stdin.readline().strip()
     if not text.startswith("@"):
         return text
-    path = text[1:]
+    hint = "write there what `wancoll master` or `wancoll token create` printed, mode 0600"
+    again = "if others may have read it, make a new one (`wancoll token create`); else chmod 600"
     try:
-        with open(path, encoding="utf-8", errors="replace", opener=_without_waiting) as file:
-            if open_to_others(about := os.fstat(file.fileno()), reads=True):
-                raise ConfigError(
-                    "is a token that others may read or replace", who=f"--join {text}", got=standing(about),
-                    expected=f"-rw------- (mode 0600) of user {os.geteuid()} or root",
-                    hint="if others may have read it, make a new one (`wancoll token create`); else chmod 600",
-                )  # fmt: skip
-            return file.read(_MOST_TOKEN).strip()
-    except OSError as bad:
+        found = read_secret(text[1:], _MOST_TOKEN, what="a token", hint=again, broken=hint)
+    except FileNotFoundError as bad:
         raise ConfigError(
-            "cannot be read", who=f"--join {text}", expected="a file with a token", got=bad.strerror or str(bad),
-            hint="write there what `wancoll master` or `wancoll token create` printed, mode 0600",
-        ) from bad  # fmt: skip
-
-
-def _without_waiting(path: str, flags: int) -> int:
-    """Open without waiting for whoever a pipe may be of."""
-    return os.open(path, flags | os.O_NONBLOCK)
+            "cannot be read", who=f"--join {text}", expected="a file with a token", got=str(bad.strerror), hint=hint
+        ) from bad
+    return found.decode(errors="replace").strip()
 
 
 def _seconds(expected: str, fits: Callable[[float], bool]) -> Any:

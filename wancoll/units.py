@@ -40,7 +40,7 @@ def parse_rate(text: str, what: str) -> float:
     number, unit = _measure(text, what, RATES, "a rate", expected)
     rate = float(number) * RATES[unit]
     if rate <= 0:
-        raise ConfigError("no rate", who=what, expected=expected, got=repr(text))
+        raise _refused("no rate", text, what, expected)
     return rate
 
 
@@ -54,12 +54,8 @@ def parse_size(text: str, what: str) -> int:
     base = 1000 if match and (match[3] or "").upper() == "B" else 1024
     size = int(match[1]) * base ** " KMGT".index((match[2] or " ").upper()) if match else 0
     if not 0 < size <= 1 << 60:
-        raise ConfigError(
-            "no size",
-            who=what,
-            expected="bytes, 1 to 2^60, such as 4096, 64K, 64KiB or 2G (powers of 1024), 2GB (powers of 1000)",
-            got=repr(text),
-        )
+        expected = "bytes, 1 to 2^60, such as 4096, 64K, 64KiB or 2G (powers of 1024), 2GB (powers of 1000)"
+        raise _refused("no size", text, what, expected)
     return size
 
 
@@ -72,12 +68,7 @@ def parse_count(text: str, what: str) -> int:
     match = _COUNT.fullmatch(text.strip())
     count = round(float(match[1]) * 10 ** _COUNTS[match[2]]) if match else 0
     if not 0 < count <= 10**18:
-        raise ConfigError(
-            "no number",
-            who=what,
-            expected="1 to 10^18, such as 4096, 500k, 7B or 1.5T (powers of 1000)",
-            got=repr(text),
-        )
+        raise _refused("no number", text, what, "1 to 10^18, such as 4096, 500k, 7B or 1.5T (powers of 1000)")
     return count
 
 
@@ -107,5 +98,9 @@ def format_rate(rate: float, digits: int = 6) -> str:
 def _measure(text: str, what: str, units: Container[str], kind: str, expected: str) -> tuple[str, str]:
     match = _NUMBER.fullmatch(text.strip())
     if not match or match[2] not in units:
-        raise ConfigError(f"not {kind}", who=what, expected=expected, got=repr(text))
+        raise _refused(f"not {kind}", text, what, expected)
     return match[1], match[2]
+
+
+def _refused(why: str, text: str, what: str, expected: str) -> ConfigError:
+    return ConfigError(why, who=what, expected=expected, got=repr(text))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -46,7 +46,7 @@ class EtcdConfig:
     cert: Annotated[str, Parameter(name="--etcd-cert")] = ""
     key: Annotated[str, Parameter(name="--etcd-key")] = ""
     user: Annotated[str, Parameter(name="--etcd-user")] = ""
-    password: Annotated[str, Unseen] = ""
+    password: Annotated[str, Unseen] = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

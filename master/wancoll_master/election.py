@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import httpx
@@ -23,7 +22,7 @@ from wancoll_master.config import EtcdConfig
 from wancoll_master.core.leadership import RENEWALS_PER_TTL, Leadership
 from wancoll_master.core.ready import jumped
 from wancoll_master.server import Server
-from wancoll_master.store.etcd import Access, Etcd, EtcdError, Lease, check_endpoints, created, modified, put
+from wancoll_master.store.etcd import Etcd, EtcdError, Lease, check_endpoints, created, modified, put
 from wancoll_master.store.etcd_store import (
     Deposed,
     EtcdStore,
@@ -31,7 +30,6 @@ from wancoll_master.store.etcd_store import (
     Leader,
     Numbers,
     Unreadable,
-    first_numbers,
     read,
     text,
 )
@@ -53,30 +51,24 @@ def whereabouts(endpoints: str) -> tuple[str, int]:
     return url.host, url.port or 2379
 
 
-@dataclass(frozen=True, slots=True)
 class Won:
-    """An election's outcome."""
+    """An election that was won, and what follows: a server.LeadershipTerm by a lease."""
 
-    lease: Lease
-    leadership: Leadership
-    numbers: Numbers
-    revision: int
-    lost_facts: bool
-
-
-class _LeaseTerm:
-    """A server.LeadershipTerm by a lease."""
-
-    def __init__(self, leadership: Leadership) -> None:
-        self.leadership = leadership
+    def __init__(
+        self, lease: Lease, leadership: Leadership, numbers: Numbers, revision: int, *, lost_facts: bool
+    ) -> None:
+        self.lease, self.leadership = lease, leadership
+        self.numbers, self.revision, self.lost_facts = numbers, revision, lost_facts
         self.over = trio.Event()
         self.reason, self.heard = "the master is stopping", 0
         self.began = False
 
     def may_lead(self) -> bool:
+        """See LeadershipTerm."""
         return self.leadership.holds(clock.awake_or_asleep())
 
     def end(self, reason: str, heard: int = 0) -> None:
+        """See LeadershipTerm."""
         if not self.over.is_set():
             self.reason, self.heard = reason, heard
             self.leadership.over()
@@ -99,7 +91,7 @@ class Election:
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._gate, self._trust, self._tell = gate, trust, tell
-        self._access = Access.of(config)
+        self._config = config
         self._keys = Keys(config.prefix)
         self._ttl = math.ceil(config.lease_ttl)
         self._server, self._address = server, address
@@ -113,7 +105,7 @@ class Election:
 
     async def run(self) -> None:
         """Task: stand by, lead, stand by, until cancelled."""
-        async with Etcd(self._access, self._ttl / RENEWALS_PER_TTL) as etcd:
+        async with Etcd(self._config, self._ttl / RENEWALS_PER_TTL) as etcd:
             while True:
                 won = None
                 try:
@@ -169,7 +161,7 @@ class Election:
     async def _campaign(self, etcd: Etcd) -> Won | None:
         keys = self._keys
         entry = await etcd.get(keys.facts)
-        numbers = read(entry, Numbers) if entry is not None else first_numbers()
+        numbers = read(entry, Numbers) if entry is not None else Numbers(term=0, epoch=0, mid=1, write=0)
         lost = self._heard > numbers.term
         if lost and clock.awake_or_asleep() < self._seen_at + self._ttl:
             return None  # the lease may be lost, too, and its leader does not know yet
@@ -193,30 +185,29 @@ class Election:
         if not won:
             await give_back(etcd, lease)
             return None
-        return Won(lease, Leadership(lease.ttl, sent_at), numbers, answer.revision, lost)
+        return Won(lease, Leadership(lease.ttl, sent_at), numbers, answer.revision, lost_facts=lost)
 
     # ---- leading -------------------------------------------------------------------------------------
 
     async def _lead(self, etcd: Etcd, won: Won) -> bool:
         """Lead for as long as that is allowed; False: it never began, for what is in etcd."""
-        leadership_term = _LeaseTerm(won.leadership)
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._renew, etcd, won, leadership_term)
-                nursery.start_soon(self._watch, leadership_term)
-                nursery.start_soon(self._write, etcd, won, leadership_term)
-                await leadership_term.over.wait()
+                nursery.start_soon(self._renew, etcd, won)
+                nursery.start_soon(self._watch, won)
+                nursery.start_soon(self._write, etcd, won)
+                await won.over.wait()
                 nursery.cancel_scope.cancel()
         finally:
             won.leadership.over()
-            self._server.step_down(leadership_term.reason)
-            self._heard = max(self._heard, leadership_term.heard, won.numbers.term)
-            log.warning("leads no more", reason=leadership_term.reason)
+            self._server.step_down(won.reason)
+            self._heard = max(self._heard, won.heard, won.numbers.term)
+            log.warning("leads no more", reason=won.reason)
             self._known = ""
             await give_back(etcd, won.lease)
-        return leadership_term.began
+        return won.began
 
-    async def _write(self, etcd: Etcd, won: Won, leadership_term: _LeaseTerm) -> None:
+    async def _write(self, etcd: Etcd, won: Won) -> None:
         """Task: have the server lead, and write for it."""
         store = EtcdStore(etcd, self._keys, won.numbers, won.revision, self._ttl)
         try:
@@ -225,8 +216,8 @@ class Election:
                 self._rows = await self._trust.rows(store, etcd, self._rows)
                 self._gate.lead(self._rows)
             log.info("leads", term=won.numbers.term, address=self._address, groups=len(store.facts.used))
-            self._server.lead(store, leadership_term, lost_facts=won.lost_facts)
-            leadership_term.began = True
+            self._server.lead(store, won, lost_facts=won.lost_facts)
+            won.began = True
             first = [self._gate.first_token()] if self._gate is not None and self._trust is not None else []
 
             def written() -> None:
@@ -239,11 +230,11 @@ class Election:
         except (Deposed, EtcdError, ConfigError) as bad:
             self._why = str(bad)[:1000]
             self._server.step_down(str(bad))
-            leadership_term.end(str(bad))
+            won.end(str(bad))
 
-    async def _renew(self, etcd: Etcd, won: Won, leadership_term: _LeaseTerm) -> None:
+    async def _renew(self, etcd: Etcd, won: Won) -> None:
         """Task: keep the lease, as long as the leader's key is this leadership's."""
-        leadership = leadership_term.leadership
+        leadership = won.leadership
         while True:
             await trio.sleep(max(0.0, leadership.renew_at - clock.awake_or_asleep()))
             sent_at = clock.awake_or_asleep()
@@ -256,18 +247,18 @@ class Election:
                 await trio.sleep(_RETRY)
                 continue
             if ttl <= 0:
-                leadership_term.end("its lease ran out")
+                won.end("its lease ran out")
                 return
             if key is None or key.created != won.revision:
-                leadership_term.end(f"somebody else has changed {self._keys.leader} in etcd")
+                won.end(f"somebody else has changed {self._keys.leader} in etcd")
                 return
             leadership.renewed(ttl, sent_at)
 
-    async def _watch(self, leadership_term: _LeaseTerm) -> None:
+    async def _watch(self, won: Won) -> None:
         """Task: step down in time, also where nothing happens."""
-        while leadership_term.may_lead():  # noqa: ASYNC110 - until a time that moves
-            await trio.sleep(max(0.0, leadership_term.leadership.until - clock.awake_or_asleep()))
-        leadership_term.end("its lease was not renewed in time")
+        while won.may_lead():  # noqa: ASYNC110 - until a time that moves
+            await trio.sleep(max(0.0, won.leadership.until - clock.awake_or_asleep()))
+        won.end("its lease was not renewed in time")
 
 
 async def give_back(etcd: Etcd, lease: Lease) -> None:

@@ -16,21 +16,25 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import structlog
 
 from wancoll.errors import ConfigError
-from wancoll.limits import DEFAULT
+from wancoll.limits import DEFAULT, PROTOCOL_VERSION
 from wancoll.net.listen import Sparing
 from wancoll.net.proof import make_receipt, read_receipt
 from wancoll.net.tls import Listening
 from wancoll.trust.folder import ADMIN_KEY, MASTER_KEY, MASTER_PUBLIC, own_folder, write_secret
 from wancoll.trust.identity import Identity
 from wancoll.trust.keys import Key, read_keys
-from wancoll.trust.registry import Grant, NotNow, Registry, hash_of
+from wancoll.trust.registry import ChangedRows, Grant, NotNow, Registry, hash_of
 from wancoll.trust.token import Token
 from wancoll.wire import messages as m
+
+if TYPE_CHECKING:
+    from wancoll_master.store.journal import Journal
+    from wancoll_master.store.shared_trust import Rows
 
 log = structlog.get_logger("wancoll.master")
 
@@ -38,29 +42,9 @@ _ID_BYTES, _SECRET_BYTES = 4, 32
 _LONGEST_NAME = chr(0x10FFFF) * DEFAULT.name_chars
 _SHOWN = 12  # characters of a key that tell it from others
 _KINDS = ("token", "name", "key")
-FIRST_TOKEN_SECONDS = 24 * 3600.0
-ChangedRows = dict[str, dict[str, str | None]]  # by kind and id; None: it is deleted
+# Where there is no good token: for any number of daemons, for a day.
+_FIRST = m.MakeToken(PROTOCOL_VERSION, "peer", "", [], uses=0, seconds=24 * 3600.0)
 _ON_ITS_MACHINE = "run this on the master's machine, as its user"
-
-
-class Book(Protocol):
-    """Keeps the registry's rows."""
-
-    def trust(self, kind: str) -> dict[str, str]:
-        """Rows of before, by id; *kind*: "token", "name", "key"; of a journal also "master", whose keys they are of."""
-
-    def keep_trust(self, kind: str, rows: dict[str, str], gone: Collection[str] = ()) -> None:
-        """Write these, and forget those that are *gone*."""
-
-
-class SharedBook(Book, Protocol):
-    """One that has the master's keys, too, and the key by which commands on all masters' machines are admin."""
-
-    keys: Sequence[Key]
-    admin: Key
-
-    def keep_keys(self, keys: Sequence[Key], *, anew: dict[str, str] | None = None) -> None:
-        """Write them; with *anew* these rows of tokens are all that there are from then on, and admin is another."""
 
 
 class Gate:
@@ -84,12 +68,12 @@ class Gate:
     """
 
     def __init__(
-        self, folder: str, book: Book | None, *, clock: Callable[[], float] = time.time,
+        self, folder: str, book: Journal | Rows | None, *, clock: Callable[[], float] = time.time,
         shared: Sequence[Key] | None = None, admin: Key | None = None,
     ) -> None:  # fmt: skip
         self._folder, self._book, self._clock = folder, book, clock
         self.shares = shared is not None
-        self._shared: SharedBook | None = None  # while this master leads
+        self._shared: Rows | None = None  # while this master leads
         self._refusals = Sparing()
         self._unwritten: ChangedRows = {}  # rows for the book, by kind and id
         self.address = ""
@@ -179,7 +163,7 @@ class Gate:
         changed["master"] = dict.fromkeys(book.trust("master")) | {key.public.hex(): "" for key in keys}
         self._write(changed)
 
-    def lead(self, book: SharedBook) -> None:
+    def lead(self, book: Rows) -> None:
         """This master leads now, with what is known of keys, tokens and names.
 
         Raises:
@@ -317,16 +301,13 @@ class Gate:
         if any(self._registry.good(one, now) for one in self._registry.grants.values()):
             return ""
         try:
-            return self._make(_first(now))
+            return self._make(_granted(_FIRST, now))
         except ConfigError as bad:  # no reason not to lead: whoever was admitted needs none
             log.error("no token can be made for daemons to come", reason=str(bad))
             return ""
 
     def answer(self, message: m.AboutTrust, who: Identity | None) -> m.AnswersOfTrust:
         """What to say to a message about trust from *who*, once what it does is written; see settled."""
-        about: type[m.Tokens | m.KeysAre] = m.KeysAre
-        if isinstance(message, m.MakeToken | m.RevokeToken | m.ListTokens):
-            about = m.Tokens
         try:
             if who is None or who.groups:  # else it could make a token for all groups
                 raise ConfigError(
@@ -344,14 +325,13 @@ class Gate:
             match message:
                 case m.MakeToken():
                     return self._tokens(self._registry, self._make(_granted(message, self._clock())))
-                case m.RevokeToken(token=token):
-                    return self._revoke_token(token)
-                case m.RevokeKey(name=name):
-                    return self._revoke_key(name)
-            return self._rotate(message)
+                case m.RotateKey():
+                    return self._rotate(message)
+            return self._revoke(message)
         except ConfigError as refused:
             what, by = type(message).__name__, who.name if who else "a stranger"
             self._refusals.say(log.warning, "refused", what=what, by=by, reason=str(refused))
+            about = m.Tokens if isinstance(message, m.MakeToken | m.RevokeToken | m.ListTokens) else m.KeysAre
             return about(refused=str(refused))
 
     def _check_settled(self) -> None:
@@ -361,30 +341,24 @@ class Gate:
                 got="one more", hint="ask again",
             )  # fmt: skip
 
-    def _revoke_token(self, token: str) -> m.Tokens:
+    def _revoke(self, ask: m.RevokeToken | m.RevokeKey) -> m.AnswersOfTrust:
+        """Have a revocation written, for settle(). Raises ConfigError: it counts, but cannot be written."""
         registry = self._registry.copy()
-        registry.revoke(token)
-        event = "revoked", f"an operator has revoked token {token}: who came in with it is sent away"
-        if unwritten := self._revoked(registry, f"token {token}", event):
-            return m.Tokens(refused=unwritten)
-        return self._tokens(registry)
-
-    def _revoke_key(self, name: str) -> m.KeysAre:
-        registry = self._registry.copy()
-        registry.revoke_key(name)
-        event = "revoked", f"an operator has revoked the key of {name}: it is sent away"
-        if unwritten := self._revoked(registry, f"the key of {name}", event):
-            return m.KeysAre(refused=unwritten)
-        return self._keys_are(self.keys)
-
-    def _revoked(self, registry: Registry, what: str, event: tuple[str, str]) -> str:
-        """Have a revocation written, for settle(); why it cannot be: it counts all the same, as far as it can."""
+        if isinstance(ask, m.RevokeToken):
+            registry.revoke(ask.token)
+            what, whom = f"token {ask.token}", "who came in with it"
+        else:
+            registry.revoke_key(ask.name)
+            what, whom = f"the key of {ask.name}", "it"
         unwritten = self._write(registry.take_changed())
+        event = "revoked", f"an operator has revoked {what}: {whom} is sent away"
         self._pending = partial(self._turn, registry, self.keys, event)
-        return unwritten and str(ConfigError(
-            "is revoked only until this master ends: that cannot be written", who=what, got=unwritten,
-            hint="put that right where the master has its --journal, and revoke it again",
-        ))  # fmt: skip
+        if unwritten:
+            raise ConfigError(
+                "is revoked only until this master ends: that cannot be written", who=what, got=unwritten,
+                hint="put that right where the master has its --journal, and revoke it again",
+            )  # fmt: skip
+        return self._tokens(registry) if isinstance(ask, m.RevokeToken) else self._keys_are(self.keys)
 
     def _rotate(self, ask: m.RotateKey) -> m.KeysAre:
         """Begin a rotation, finish it, or replace all at once; a crash leaves the one or the other."""
@@ -392,7 +366,7 @@ class Gate:
         anew: dict[str, str] | None = None
         if ask.now:
             keys, registry = [Key.new()], Registry({})
-            made = self._draw(registry, _first(self._clock()), keys[-1])
+            made = self._draw(registry, _granted(_FIRST, self._clock()), keys[-1])
             anew = {id: row for id, row in registry.take_changed()["token"].items() if row is not None}
             text = "an operator has replaced it at once by {}: all daemons are sent away, no token of before is good"
         elif ask.finish:
@@ -461,11 +435,6 @@ class Gate:
 
     def _keys_are(self, keys: Sequence[Key], made: str = "") -> m.KeysAre:
         return m.KeysAre([key.public for key in keys], made)
-
-
-def _first(now: float) -> Grant:
-    """Where there is no good token: for any number of daemons, for a day."""
-    return Grant(id="", hashed="", expires=now + FIRST_TOKEN_SECONDS)
 
 
 def _granted(asked: m.MakeToken, now: float) -> Grant:

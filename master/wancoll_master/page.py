@@ -44,7 +44,6 @@ class Page:
         self._viewers = 0
         self._somebody = trio.Event()  # there is a viewer
         self._sections: dict[str, tuple[int, bytes]] = {}  # by name: the version that changed it, and it as JSON
-        self._frames: dict[int, bytes] = {}  # by the version that a viewer has: what it is told now
         self._version, self._news = 0, trio.Event()
         folder = resources.files("wancoll_master") / "static"
         self._files = {path: ((folder / name).read_bytes(), kind) for path, (name, kind) in _FILES.items()}
@@ -97,7 +96,6 @@ class Page:
             if not self._viewers:
                 self._somebody = trio.Event()
                 self._sections.clear()
-                self._frames.clear()
                 self._version = 0
 
     async def _look(self) -> float:
@@ -115,7 +113,6 @@ class Page:
             began = trio.current_time()
         if any(changed == version for changed, _ in found.values()):
             self._sections, self._version = found, version
-            self._frames.clear()
             self._news.set()
             self._news = trio.Event()
         return took
@@ -125,13 +122,9 @@ class Page:
 
         Without news it says that the master is there.
         """
-        frame = self._frames.get(known)
-        if frame is None:
-            changed = (
-                msgspec.json.encode(name) + b":" + said
-                for name, (version, said) in self._sections.items()
-                if version > known and not (known and name.endswith("/history"))
-            )
-            at = b'"at":%.3f' % time.time()
-            frame = self._frames[known] = b"data: {" + b",".join((at, *changed)) + b"}\n\n"
-        return frame
+        changed = (
+            msgspec.json.encode(name) + b":" + said
+            for name, (version, said) in self._sections.items()
+            if version > known and not (known and name.endswith("/history"))
+        )
+        return b"data: {" + b",".join((b'"at":%.3f' % time.time(), *changed)) + b"}\n\n"

@@ -46,11 +46,12 @@ async def serve(
     *tell* is told a token for daemons to join with, before the start, where there is a new one. Raises ConfigError: the
     address, the journal or etcd's URLs cannot be used.
     """
-    try:
-        if config.etcd is not None:
-            import wancoll_master.store.etcd  # noqa: F401 - loads httpx
-    except ImportError as missing:
-        raise without_package("--etcd", "etcd", missing) from missing
+    if config.etcd is not None:
+        try:
+            from wancoll_master.store.etcd import check_access
+        except ImportError as missing:
+            raise without_package("--etcd", "etcd", missing) from missing
+        check_access(config.etcd)
     journal = Journal(config.journal)
     holding = contextlib.ExitStack()
     try:
@@ -116,12 +117,12 @@ async def _shared_trust(config: MasterConfig) -> SharedTrust | None:
     if config.etcd is None or not config.secure:
         return None
     from wancoll_master.store import shared_trust
-    from wancoll_master.store.etcd import Access, Etcd
+    from wancoll_master.store.etcd import Etcd
 
     if not config.state:
         raise ConfigError("--secure with --etcd needs --state", who="wancoll master", expected="a folder", got="none")
     path = config.seal_key or os.path.join(config.state, SEAL_KEY)
-    async with Etcd(Access.of(config.etcd), config.etcd.lease_ttl) as etcd:
+    async with Etcd(config.etcd, config.etcd.lease_ttl) as etcd:
         known = os.path.join(config.state, MASTER_PUBLIC)
         return await shared_trust.shared(etcd, config.etcd.prefix, path, known)
 

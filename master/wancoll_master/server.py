@@ -388,9 +388,10 @@ class Server:
         """Fault injection, for whoever may, and shows the token; in clear only from this machine."""
         text = "fault injection is asked for"
         self._of_strangers.say(log.warning, text, who=source, name=arm.name, action=arm.action)
-        if (refusal := may(identity, arm)) is not None:
-            self._count_refused(arm)
-            return m.Bye(f"{refusal.who} {refusal}"[:1000])
+        try:
+            self._check_may(identity, arm)
+        except ProtocolError as refused:
+            return m.Bye(str(refused)[:1000])
         if identity is EVERYTHING and not is_loopback(source):
             return m.Bye("fault injection is not allowed here: expected a token of role chaos, or loopback")
         if not self._failpoints.allows(arm.token):
@@ -401,10 +402,12 @@ class Server:
         self._failpoints.arm(arm.name, arm.action)
         return m.Ok()
 
-    def _count_refused(self, message: m.FromPeer) -> None:
-        """What the state machine does for all that comes to it."""
-        if self.state is not None:
-            self.state.refused[type(message).__name__] += 1
+    def _check_may(self, who: Identity | None, message: m.FromPeer) -> None:
+        """For what the state machine does not look at. Raises ProtocolError: *who* may not say it."""
+        if (refusal := may(who, message)) is not None:
+            if self.state is not None:
+                self.state.refused[type(message).__name__] += 1
+            raise refusal.error()
 
     def _write(self, write: Callable[[], None]) -> None:
         """Write to the journal: a full disk is no reason to stop the training that runs."""
@@ -559,9 +562,7 @@ class Server:
     async def _at_relay(self, number: int, connection: Stream, first: m.AtRelay, who: str) -> str:
         """A daemon is to be met at this master. Raises ProtocolError: it may not be."""
         m.check_protocol(first)
-        if (refusal := may(self._identity(number), first)) is not None:
-            self._count_refused(first)
-            raise ProtocolError(refusal.what, expected=refusal.expected, got=refusal.who, hint=refusal.hint)
+        self._check_may(self._identity(number), first)
         self._strangers.discard(number)
         if self._gate is not None:
             self._greeting.know(who)
@@ -623,9 +624,7 @@ class Server:
             self._connections.close(conn, encode(self._standby.answer))  # it knows no tokens
             return True
         who = self._identities.get(number)
-        if (refusal := may(who, message)) is not None:
-            self._count_refused(message)
-            raise ProtocolError(refusal.what, expected=refusal.expected, got=refusal.who, hint=refusal.hint)
+        self._check_may(who, message)
         if isinstance(message, m.RotateKey):
             self._failpoints.hit("before_rotation")
         settled = self._gate.settled

@@ -133,22 +133,20 @@ static uint64_t *given(wc_link *link, uint32_t lane)
 static int attach(wc_engine *engine, uint64_t id, uint32_t lane, uint64_t connection, wc_stream stream, uint32_t checksums)
 {
     int error = 0;
-    wc_command *command = calloc(1, sizeof *command);
     pthread_mutex_lock(&engine->mutex);
     wc_link *link = wc_link_find(engine, id);
+    const bool notes = link && lane == link->lanes_count;
+    wc_command *command = notes ? wc_commands_new(engine, WC_CMD_NOTES, NULL) : calloc(1, sizeof *command);
     if (!command)
         error = ENOMEM;
-    else if (!link || lane > link->lanes_count || stream.fd < 0 || *given(link, lane) >= connection ||
-             (lane == link->lanes_count && connection > 1))
+    else if (!link || lane > link->lanes_count || stream.fd < 0 || *given(link, lane) >= connection)
         error = EINVAL;
     else if (wc_events_reserve(&engine->events, 1) < 0) /* for LANE_DOWN */
         error = ENOMEM;
     if (!error)
         *given(link, lane) = connection;
-    const bool notes = !error && lane == link->lanes_count;
-    if (notes) {
+    if (!error && notes) {
         atomic_fetch_add(&link->refs, 1);
-        free(command);
     } else if (!error) {
         *command = (wc_command){.worker = link->lanes[lane].worker,
                                 .type = WC_CMD_ATTACH,
@@ -160,13 +158,19 @@ static int attach(wc_engine *engine, uint64_t id, uint32_t lane, uint64_t connec
         wc_command_send(command);
     }
     pthread_mutex_unlock(&engine->mutex);
-    if (notes) {
-        wc_notes_attach(&link->notes, stream);
+    if (!error && notes) {
+        wc_notes_attach(&link->notes, connection, stream);
+        pthread_mutex_lock(&engine->mutex);
+        if (wc_link_find(engine, id) == link)
+            wc_commands_send(command, 0, link, NULL);
+        else
+            wc_commands_free(command);
+        pthread_mutex_unlock(&engine->mutex);
         wc_link_unref(link);
     }
     if (!error)
         return 0;
-    free(command);
+    wc_commands_free(command);
     if (stream.fd >= 0)
         wc_stream_close(&stream, true);
     return fail(error);

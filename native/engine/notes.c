@@ -5,7 +5,8 @@
    queue and no thread is woken: the sender, perhaps a worker whose op has ended, writes a note to the socket, and
    whoever takes notes reads it from there. What is not taken stays in the socket. So a flood is the sender's problem,
    and no note needs room anywhere else. Sockets that have something are in an epoll of their own, which wc_notes_fd
-   gives out. */
+   gives out. A connection that is lost takes notes along: another one may take its place, and callers say again over it what
+   matters. */
 #include "shared.h"
 
 #include <errno.h>
@@ -54,15 +55,31 @@ static void drop_socket(wc_notes *notes, bool orderly)
     notes->stats.attached = 0;
 }
 
+static void end(wc_notes *notes, bool goes_on, int error, const char *format, va_list arguments)
+{
+    wc_event event = wc_event_lane_down(notes->link, notes->lane, error, format, arguments);
+    event.value = notes->connection;
+    event.extra = goes_on;
+    drop_socket(notes, false);
+    wc_events_push(&notes->engine->events, &event);
+}
+
+/* The link is of no use any more. */
 static void __attribute__((format(printf, 3, 4))) down(wc_notes *notes, int error, const char *format, ...)
 {
     va_list arguments;
     va_start(arguments, format);
-    wc_event event = wc_event_lane_down(notes->link, notes->lane, error, format, arguments);
+    end(notes, false, error, format, arguments);
     va_end(arguments);
-    event.value = notes->given;
-    drop_socket(notes, false);
-    wc_events_push(&notes->engine->events, &event);
+}
+
+/* The connection is lost, and the notes on it. */
+static void __attribute__((format(printf, 3, 4))) lost(wc_notes *notes, int error, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    end(notes, true, error, format, arguments);
+    va_end(arguments);
 }
 
 /* Tells epoll what the lane waits for: notes, and room for those that have not left. Sealed ones that came with others
@@ -81,12 +98,17 @@ static void interest(wc_notes *notes)
         notes->armed = wanted;
 }
 
-void wc_notes_attach(wc_notes *notes, wc_stream stream)
+void wc_notes_attach(wc_notes *notes, uint64_t connection, wc_stream stream)
 {
     int on = 1;
     setsockopt(stream.fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on); /* other kinds of sockets need none */
     pthread_mutex_lock(&notes->mutex);
+    if (notes->stream.fd >= 0)
+        lost(notes, 0, "notes: another connection takes its place");
     notes->stream = stream;
+    notes->connection = connection;
+    notes->armed = notes->first = notes->count = 0;
+    notes->sent = notes->have = 0;
     if (notes->closed) { /* meanwhile */
         wc_stream_close(&notes->stream, true);
         wc_events_release(&notes->engine->events, 1);
@@ -149,7 +171,7 @@ static void flush(wc_notes *notes)
         if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
             return;
         if (n < 0) {
-            down(notes, errno, "notes: %s", wc_stream_reason(&notes->stream, errno));
+            lost(notes, errno, "notes: %s", wc_stream_reason(&notes->stream, errno));
             return;
         }
         notes->stats.bytes_sent += (uint64_t)n;
@@ -217,14 +239,6 @@ void wc_notes_refuse(wc_notes *notes, uint32_t lane, uint64_t taken, uint64_t se
     pthread_mutex_unlock(&notes->mutex);
 }
 
-bool wc_notes_attached(wc_notes *notes)
-{
-    pthread_mutex_lock(&notes->mutex);
-    const bool attached = notes->stream.fd >= 0;
-    pthread_mutex_unlock(&notes->mutex);
-    return attached;
-}
-
 /* ---- in ----------------------------------------------------------------------------------------------- */
 
 /* False: the lane is down. */
@@ -255,7 +269,7 @@ static void read_some(wc_notes *notes, int cap)
         return;
     if (n <= 0) {
         const char *why = n < 0 ? wc_stream_reason(&notes->stream, errno) : "closed by the other end";
-        down(notes, n < 0 ? errno : 0, "notes: %s", why);
+        lost(notes, n < 0 ? errno : 0, "notes: %s", why);
         return;
     }
     notes->stats.bytes_received += (uint64_t)n;

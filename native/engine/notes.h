@@ -17,10 +17,11 @@ typedef struct {
     wc_engine *engine;
     uint64_t link;
     uint32_t lane;         /* its number: the one after the lanes that carry data */
-    uint64_t given;        /* number of its connection, the only one; guarded by engine->mutex */
+    uint64_t given;        /* number of the newest connection that was handed over; guarded by engine->mutex */
     atomic_uint losing;    /* lanes of which a worker is about to hear that they are lost */
     pthread_mutex_t mutex; /* guards all below; taken before that of owners, engine->mutex and that of the events */
     wc_stream stream;
+    uint64_t connection;   /* its number */
     bool more;             /* the stream holds bytes of which the socket does not tell */
     bool closed;           /* for good */
     uint32_t armed;        /* epoll interest; 0: epoll does not know it yet */
@@ -36,11 +37,10 @@ typedef struct {
 
 void wc_notes_init(wc_notes *notes, wc_engine *engine, uint64_t link, uint32_t lane);
 void wc_notes_destroy(wc_notes *notes);
-void wc_notes_attach(wc_notes *notes, wc_stream stream); /* room for a LANE_DOWN is reserved */
+void wc_notes_attach(wc_notes *notes, uint64_t connection, wc_stream stream); /* room for a LANE_DOWN is reserved */
 void wc_notes_close(wc_notes *notes);          /* for good, silently */
 int wc_notes_put(wc_notes *notes, const void *bytes, uint32_t length);   /* 0, or why it was not taken */
 void wc_notes_tell(wc_notes *notes, const void *bytes, uint32_t length); /* one that takes no more breaks */
-bool wc_notes_attached(wc_notes *notes);
 void wc_notes_say_lost(wc_notes *notes, const wc_lost *lost); /* to the other end's lane; as wc_notes_tell */
 void wc_notes_refuse(wc_notes *notes, uint32_t lane, uint64_t taken, uint64_t sent); /* the other end cannot have taken it */
 /* What epoll tells of it: notes leave, and at most cap come to `out`. Returns how many */

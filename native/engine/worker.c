@@ -176,6 +176,11 @@ static void execute(wc_worker *worker, wc_command *command)
         atomic_fetch_sub(&link->notes.losing, 1);
         wc_lane_hear(&link->lanes[command->lost.lane], &command->lost);
         break;
+    case WC_CMD_NOTES: /* its lane for notes is here, or here again */
+        for (uint32_t i = 0; i < link->lanes_count; i++)
+            if (link->lanes[i].worker == worker)
+                wc_lost_say_again(&link->lanes[i]);
+        break;
     case WC_CMD_FENCE:
         pthread_mutex_lock(&command->fence->mutex);
         if (--command->fence->left == 0)

@@ -24,17 +24,6 @@ enum { WARP = 32, BLOCK = 128, BLOCK_BYTES = 132, LINE = 64, LINE_LANES = 16, WO
 #define STORE_f16(dst, i, x) (((u16 *)(dst))[i] = f16_rounded(x))
 #define STORE_bf16(dst, i, x) (((u16 *)(dst))[i] = (u16)(bf16_rounded(x) >> 16))
 
-/* The random words of elements 64 * line + lane + 0, 16, 32, 48 of the tensor. */
-INLINE void random_words(u32 *words, u64 key, u64 line, u32 lane)
-{
-    u32 c0 = (u32)(line << 4) | lane, c1 = (u32)(line >> 28), c2 = 0, c3 = 0, k0 = (u32)key, k1 = (u32)(key >> 32);
-    PHILOX_ROUNDS
-    words[0] = c0;
-    words[1] = c1;
-    words[2] = c2;
-    words[3] = c3;
-}
-
 /* ---- blocks of codes with a scale ---------------------------------------------------------------------------------- */
 
 INLINE i32 greatest_of_warp(i32 most)
@@ -47,7 +36,7 @@ INLINE i32 greatest_of_warp(i32 most)
 }
 
 /* The block of a thread's warp, of x[0 .. 3], its elements. */
-INLINE void encode_block(u8 *out, const float *x, const u32 *random, int codes, u32 lane)
+INLINE void encode_block(u8 *out, const float *x, int codes, u32 lane)
 {
     i32 most = 0;
     for (int w = 0; w < WORDS; w++)
@@ -61,39 +50,31 @@ INLINE void encode_block(u8 *out, const float *x, const u32 *random, int codes, 
         most = greatest_of_warp(most);
     }
     const float scale = block_scale(most, greatest_number(codes, flagged));
-    const float lift = scale_lift(scale), inverse = scale_inverse(scale), divisor = scale > 0 ? scale : 1;
+    const float lift = scale_lift(scale), inverse = scale_inverse(scale);
     const u32 place = 4 + lane / LINE_LANES * LINE + lane % LINE_LANES;
     for (int w = 0; w < WORDS; w++) {
-        i8 code;
-        if (magnitude(x[w]) >= F32_INF)
-            code = special_code(codes, x[w]);
-        else if (random)
-            code = random_code(codes, flagged, x[w] / divisor, random[w]);
-        else
-            code = nearest_code(codes, flagged, x[w] * lift * inverse);
+        const int special = magnitude(x[w]) >= F32_INF;
+        const i8 code = special ? special_code(codes, x[w]) : nearest_code(codes, flagged, x[w] * lift * inverse);
         out[place + LINE_LANES * w] = (u8)code;
     }
     if (lane < 4)
         out[lane] = (u8)((f32_bits(scale) | (flagged ? 0x80000000u : 0)) >> 8 * lane);
 }
 
-/* One warp for each block; n elements from a block's begin on, which are the tensor's from `first` on. */
+/* One warp for each block; n elements from a block's begin on. */
 #define ENCODE_BLOCKS(codec, codes, type)                                                                                       \
-    KERNEL encode_##codec##_##type(u8 *coded, const void *src, u64 n, int stochastic, u64 key, u64 first) {                     \
+    KERNEL encode_##codec##_##type(u8 *coded, const void *src, u64 n) {                                                         \
         const u64 block = (u64)blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;                                           \
         const u32 lane = threadIdx.x % WARP;                                                                                    \
         const u64 begin = block * BLOCK + lane / LINE_LANES * LINE;                                                             \
         float x[WORDS];                                                                                                         \
-        u32 random[WORDS];                                                                                                      \
         if (block * BLOCK >= n)                                                                                                 \
             return;                                                                                                             \
         for (int w = 0; w < WORDS; w++) {                                                                                       \
             const u64 i = begin + (u32)w * LINE_LANES + lane % LINE_LANES;                                                      \
             x[w] = i < n ? LOAD_##type(src, i) : 0;                                                                             \
         }                                                                                                                       \
-        if (stochastic)                                                                                                         \
-            random_words(random, key, (first + begin) / LINE, lane % LINE_LANES);                                               \
-        encode_block(coded + block * BLOCK_BYTES, x, stochastic ? random : 0, codes, lane);                                     \
+        encode_block(coded + block * BLOCK_BYTES, x, codes, lane);                                                              \
     }
 
 /* Element i of what was encoded. */
@@ -175,20 +156,14 @@ BLOCKS(fp8, E4M3_CODES, bf16)
 
 /* ---- bf16 ---------------------------------------------------------------------------------------------------------- */
 
-/* 16 threads for each line of 64 elements of the tensor, of which n from `first` on are meant. */
+/* 16 threads for each line of 64 elements. */
 #define BF16(type)                                                                                                              \
-    KERNEL encode_bf16_##type(u16 *coded, const void *src, u64 n, int stochastic, u64 key, u64 first) {                         \
-        const u64 thread = (u64)blockIdx.x * blockDim.x + threadIdx.x, line = first / LINE + thread / LINE_LANES;               \
-        const u32 lane = (u32)(thread % LINE_LANES);                                                                            \
-        u32 random[WORDS];                                                                                                      \
-        if (stochastic)                                                                                                         \
-            random_words(random, key, line, lane);                                                                              \
+    KERNEL encode_bf16_##type(u16 *coded, const void *src, u64 n) {                                                             \
+        const u64 thread = (u64)blockIdx.x * blockDim.x + threadIdx.x;                                                          \
         for (int w = 0; w < WORDS; w++) {                                                                                       \
-            const u64 i = line * LINE + (u32)w * LINE_LANES + lane - first; /* wraps below the first */                         \
-            if (i < n) {                                                                                                        \
-                const float x = LOAD_##type(src, i);                                                                            \
-                coded[i] = (u16)((stochastic ? bf16_rounded_at_random(x, random[w]) : bf16_rounded(x)) >> 16);                  \
-            }                                                                                                                   \
+            const u64 i = thread / LINE_LANES * LINE + (u32)w * LINE_LANES + thread % LINE_LANES;                               \
+            if (i < n)                                                                                                          \
+                coded[i] = (u16)(bf16_rounded(LOAD_##type(src, i)) >> 16);                                                      \
         }                                                                                                                       \
     }                                                                                                                           \
     DECODE(bf16, type)                                                                                                          \

@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.bench.report import Bar, size_name, table
 
 NATIVE = Path(__file__).parents[2] / "native"
-SOURCES = ("bench/codec.c", "kernels/*.c")
+DRIVER = Path(__file__).with_name("codec.c")
 FLAGS = ("-std=c11", "-O3", "-ffp-contract=off", "-pthread")  # as native/build.py
 TABLES = ("avx512", "avx2", "neon", "generic")
 ROUNDS = 9
@@ -49,7 +49,7 @@ def measure(rounds: int = ROUNDS, tables: tuple[str, ...] = TABLES) -> list[Case
         raise RuntimeError("the codec benchmark needs a C compiler (cc or gcc)")
     with tempfile.TemporaryDirectory(prefix="wancoll-bench-") as folder:
         binary = f"{folder}/codec"
-        sources = [str(path) for pattern in SOURCES for path in sorted(NATIVE.glob(pattern))]
+        sources = map(str, [DRIVER, *sorted(NATIVE.glob("kernels/*.c"))])
         subprocess.run([compiler, *FLAGS, f"-I{NATIVE}", "-o", binary, *sources], check=True, timeout=TIMEOUT)
         command = [binary, str(rounds), *tables]
         done = subprocess.run(command, check=True, timeout=TIMEOUT, stdout=subprocess.PIPE, text=True)

@@ -21,7 +21,7 @@ from wancoll.limits import THREADS
 
 LANES = 8
 CONNECT_TIMEOUT = 30.0
-RING_SOURCE = Path(__file__).parents[2] / "native" / "bench" / "ring.c"
+RING_SOURCE = Path(__file__).with_name("ring.c")
 
 
 class GlooMember:
@@ -198,7 +198,7 @@ def _port(path: str) -> int:
 
 
 class CRing:
-    """native/bench/ring.c, compiled here."""
+    """ring.c, compiled here."""
 
     def __init__(self, ranks: int, binary: str, *options: str) -> None:
         self._process = subprocess.Popen(

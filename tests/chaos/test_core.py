@@ -182,7 +182,7 @@ def test_update_membership_may_lead_to_different_epochs() -> None:
     agreement = Agreement(small=False)
     update = {"kind": "update_membership", "result": ""}
     assert rules(agreement, ("m0", called(5, **update)), ("m1", called(5, epoch=2, **update))) == []
-    assert agreement.twice == []
+    assert agreement.committed_twice(formed=[]) == []
     mismatch = failed("OperationAborted", kind="update_membership", may_abort=True)
     assert rules(agreement, ("m2", called(4)), ("m2", mismatch)) == ["agreement"]
 

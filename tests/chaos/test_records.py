@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from wancoll.testing.records import Records, split, tampered
+from tests.faults.attacks import Attacker, Records, split, tampered
+from wancoll.testing.forwarding import Lane, Rule
 
 ONE, TWO, THREE = (b"\x17\x03\x03" + bytes([0, len(body)]) + body for body in (b"a" * 9, b"", b"ccc"))
 
@@ -16,7 +17,6 @@ def test_whole_records_in_pieces_of_any_size() -> None:
         cut = [records.whole(data[at : at + size]) for at in range(0, len(data), size)]
         assert b"".join(cut) == data
         assert all(b"".join(split(each)) == each for each in cut)
-    assert Records.last(data) == THREE
 
 
 @pytest.mark.parametrize(
@@ -30,10 +30,11 @@ def test_whole_records_in_pieces_of_any_size() -> None:
 )
 def test_an_attack_is_of_one_record(kind: str, becomes: list[bytes]) -> None:
     data = ONE + TWO + THREE
-    assert tampered(data, kind, 0.5, b"other", sealed=True) == b"".join(becomes)
-    assert tampered(data, kind, 0.5, b"other", sealed=False) == data
+    assert tampered(data, kind, 0.5, b"other") == b"".join(becomes)
+    lane, rule = Lane(0, 1, 0, 0), Rule(1, kind, 0, 1, 0, 0.0, 0.5, None)
+    assert Attacker(None, []).attacked(lane, rule, data) == data, "it is in clear"
 
 
 def test_a_flip_is_of_one_bit() -> None:
-    flipped = tampered(ONE, "flip", 1.0, b"", sealed=True)
+    flipped = Attacker(None, []).attacked(Lane(0, 1, 0, 0), Rule(1, "flip", 0, 1, 0, 0.0, 1.0, None), ONE)
     assert [a ^ b for a, b in zip(ONE, flipped, strict=True)] == [0] * (len(ONE) - 1) + [0x10]

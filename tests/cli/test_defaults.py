@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import trio
+from cyclopts import CycloptsError
 
 import wancoll
 from tests.cli.test_cli import WANCOLL, end, said, started
@@ -25,6 +26,7 @@ from wancoll.cli.asking import Asking
 from wancoll.cli.changing.evict import evict
 from wancoll.cli.changing.token import create
 from wancoll.cli.looking.status import find
+from wancoll.cli.main import app
 from wancoll.cli.running.master import _is_secure as is_secure
 from wancoll.cli.running.peer import _listen as listen_of
 from wancoll.errors import ConfigError, MasterUnreachable
@@ -278,12 +280,17 @@ def test_a_daemon_is_not_sealed_and_in_clear_at_once() -> None:
         ({"group": ("a",) * 65}, "--group: is given too often; expected 64 times; got 65"),
         ({"name": "x" * 129}, "--name: cannot be used; expected 1 to 128"),
         ({"expires": 1e30}, "--expires: is too long; expected at most 315360000 s, ten years, .* got 1e[+]30"),
-        ({"uses": 1025}, "--uses: cannot be used; expected at most 1024"),
     ],
 )
 def test_what_a_token_cannot_be_is_named(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         create(master="127.0.0.1:9", **options)
+
+
+@pytest.mark.parametrize("uses", ["-1", "1025"])
+def test_a_token_has_no_uses_that_no_master_takes(uses: str) -> None:
+    with pytest.raises(CycloptsError, match="from 0 to 1024"):
+        app(["token", "create", f"--uses={uses}"], exit_on_error=False, print_error=False)
 
 
 def environment(folder: Path, **more: str) -> dict[str, str]:
@@ -442,7 +449,7 @@ def test_a_token_comes_from_a_file_that_is_its_users_alone_or_from_standard_inpu
     file = tmp_path / "token"
     file.write_text(f"{TOKEN}\n")
     file.chmod(0o640)
-    with pytest.raises(ConfigError, match=r"--join @.*: is a token that others may read .*-rw-r-----"):
+    with pytest.raises(ConfigError, match=r"/token: is a token that others may read .*-rw-r-----"):
         join_text(f"@{file}")
     file.chmod(0o600)
     assert join_text(f"@{file}") == TOKEN

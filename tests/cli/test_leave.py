@@ -8,11 +8,11 @@ import msgspec
 import pytest
 from cyclopts import CycloptsError
 
-from wancoll.cli import asking
 from wancoll.cli.asking import Asking
 from wancoll.cli.changing import leave
 from wancoll.cli.main import app
 from wancoll.errors import ConfigError, Evicted, MasterUnreachable, PeerDaemonLost
+from wancoll.net import ask as net_ask
 from wancoll.wire import messages as m
 
 
@@ -72,7 +72,7 @@ def test_of_another_users_daemon_it_is_said_that_it_is_one(monkeypatch: pytest.M
     def refuse(path: str, timeout: float) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(asking, "connect_local", refuse)
+    monkeypatch.setattr(net_ask, "connect_local", refuse)
     with pytest.raises(PeerDaemonLost, match=r"/s: cannot be .*denied; it is another user's: run this as the daemon's"):
         app([command, "--socket", "/s"], result_action="return_value", exit_on_error=False)
 

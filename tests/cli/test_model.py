@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -301,18 +300,6 @@ def test_the_map_shows_powers_of_two_where_halving_doubling_wins() -> None:
     assert set(regions.worlds(model.Question(("tree", "ring"), BOOK, 100e9))) >= set(range(2, 33))
 
 
-def test_no_text_of_the_map_lies_over_another() -> None:
-    figure = pytest.importorskip("matplotlib.figure").Figure(figsize=(regions.WIDTH, regions.HEIGHT))
-    axes = figure.subplots()
-    question = model.Question(ALGORITHMS, BOOK, 100e9)
-    regions._name_regions(axes, question, np.full((240, 624), 2))
-    regions._scales(axes)
-    figure.draw_without_rendering()
-    boxes = [text.get_window_extent() for text in (*axes.texts, axes.xaxis.label, *axes.get_xticklabels())]
-    assert len(boxes) == 10
-    assert not [(a, b) for a, b in combinations(boxes, 2) if a.overlaps(b)]
-
-
 @pytest.mark.parametrize(("suffix", "magic"), [(".png", b"\x89PNG"), *later((".svg", b"<?xml"), (".pdf", b"%PDF"))])
 def test_the_map_is_written_in_the_asked_format(suffix: str, magic: bytes, call: Any, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
@@ -326,13 +313,9 @@ def test_the_map_names_each_region_and_who_has_none(classic: model.Question) -> 
     figure = pytest.importorskip("matplotlib.figure")
     axes = figure.Figure().subplots()
     best = regions.winners(classic)
-    best[:20, :20] = 0  # a corner too small for a name
     regions._name_regions(axes, classic, best)
-    assert {text.get_text() for text in axes.texts} == {"tree", "ring"}
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["naive"]
-    other = figure.Figure().subplots()
-    regions._name_regions(other, classic, np.full_like(best, 2))
-    assert {text.get_text() for text in other.texts} == {"ring", "fastest nowhere: naive, tree"}
+    said = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert said == ["naive: fastest nowhere", "tree", "ring"]
 
 
 # ---- options -------------------------------------------------------------------------------------------

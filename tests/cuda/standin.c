@@ -28,8 +28,8 @@ typedef struct { bool alive; int device, retained; struct stream *legacy; } cont
 /* early: of a pool, and its stream has not come to it. Of what a pool gives back the addresses stay, and nobody may use them. */
 typedef struct { bool alive; uint64_t at, bytes; char *alias; int kind; context *ctx; unsigned flags; bool early; uint64_t number; } memory;
 /* tests/cuda/warps.c's `launch`, which runs a kernel on the host. */
-typedef int runner(const char *name, unsigned grid, unsigned block, void *dst, const void *src, uint64_t n, int stochastic, uint64_t key, uint64_t first);
-typedef struct { const char *name; unsigned grid, block; uint64_t n; int stochastic; uint64_t key, first; } kernel;
+typedef int runner(const char *name, unsigned grid, unsigned block, void *dst, const void *src, uint64_t n, const void *third);
+typedef struct { const char *name; unsigned grid, block; uint64_t n; const void *third; } kernel;
 typedef struct item { struct item *next; int kind; uint64_t seq, due; char *to, *from, *host; uint64_t bytes; bool to_host;
                       struct stream *other; uint64_t other_seq; void (*told)(void *); void *with;
                       const volatile uint32_t *word; uint32_t value; kernel *kernel; memory *used[3]; uint64_t number[3]; } item;
@@ -134,7 +134,7 @@ static void execute(item *i) {
         }
     if (i->kernel) {
         kernel *k = i->kernel;
-        if (!run_kernel || run_kernel(k->name, k->grid, k->block, i->to, i->from, k->n, k->stochastic, k->key, k->first))
+        if (!run_kernel || run_kernel(k->name, k->grid, k->block, i->to, i->from, k->n, k->third))
             violation("kernel %s does not run", k->name);
         free(k);
         return;
@@ -500,16 +500,12 @@ int cuLaunchKernel(const char *name, unsigned gx, unsigned gy, unsigned gz, unsi
     use(i, 1, from);
     i->kernel = calloc(1, sizeof *i->kernel);
     *i->kernel = (kernel){ .name = name, .grid = gx, .block = bx, .n = *(uint64_t *)given[2] };
-    if (!strncmp(name, "encode", 6)) {
-        i->kernel->stochastic = *(int *)given[3];
-        i->kernel->key = *(uint64_t *)given[4]; i->kernel->first = *(uint64_t *)given[5];
-    }
     if (!strncmp(name, "feed", 4) || !strncmp(name, "lost", 4)) {
         uint64_t third = *(uint64_t *)given[3];
         memory *also = third ? find(third, 1) : NULL;
         if (third && !also) return leave(INVALID_VALUE);
         use(i, 2, also);
-        i->kernel->key = third ? (uint64_t)(uintptr_t)(also->alias + (third - also->at)) : 0;
+        i->kernel->third = third ? also->alias + (third - also->at) : NULL;
     }
     i->to = to->alias + (*(uint64_t *)given[0] - to->at); i->from = from->alias + (*(uint64_t *)given[1] - from->at);
     return leave(OK);

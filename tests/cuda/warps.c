@@ -60,14 +60,13 @@ static void run_warp(unsigned first)
 }
 
 static void *to;
-static const void *from;
-static uint64_t count, noise_key, noise_first;
-static int noisy;
+static const void *from, *also;
+static uint64_t count;
 
 #define CALLS(codec, type)                                                                                                      \
-    static void call_encode_##codec##_##type(void) { encode_##codec##_##type(to, from, count, noisy, noise_key, noise_first); } \
+    static void call_encode_##codec##_##type(void) { encode_##codec##_##type(to, from, count); }                                \
     static void call_decode_##codec##_##type(void) { decode_##codec##_##type(to, from, count); }                                \
-    static void call_lost_##codec##_##type(void) { lost_##codec##_##type(to, from, count, (const void *)noise_key); }
+    static void call_lost_##codec##_##type(void) { lost_##codec##_##type(to, from, count, also); }
 #define NAMES(codec, type)                                                                                                      \
     {"encode_" #codec "_" #type, call_encode_##codec##_##type}, {"decode_" #codec "_" #type, call_decode_##codec##_##type},     \
     {"lost_" #codec "_" #type, call_lost_##codec##_##type}
@@ -77,7 +76,7 @@ static int noisy;
 #define NOTHING
 #define COMMA ,
 EACH(CALLS, NOTHING)
-#define FEED_CALL(type) static void call_feed_##type(void) { feed_##type(to, from, count, (const void *)noise_key); }
+#define FEED_CALL(type) static void call_feed_##type(void) { feed_##type(to, from, count, also); }
 FEED_CALL(f32) FEED_CALL(f64) FEED_CALL(f16) FEED_CALL(bf16)
 static const struct {
     const char *name;
@@ -85,8 +84,8 @@ static const struct {
 } kernels[] = {EACH(NAMES, COMMA), {"feed_f32", call_feed_f32}, {"feed_f64", call_feed_f64}, {"feed_f16", call_feed_f16},
                {"feed_bf16", call_feed_bf16}};
 
-/* As the driver launches it, `key` also being a third address; the number of violations, or -1: no such kernel. */
-int launch(const char *name, unsigned grid, unsigned block, void *dst, const void *src, uint64_t n, int stochastic, uint64_t key, uint64_t first)
+/* As the driver launches it; the number of violations, or -1: no such kernel. */
+int launch(const char *name, unsigned grid, unsigned block, void *dst, const void *src, uint64_t n, const void *third)
 {
     kernel = 0;
     for (unsigned k = 0; k < sizeof kernels / sizeof kernels[0]; k++)
@@ -94,7 +93,7 @@ int launch(const char *name, unsigned grid, unsigned block, void *dst, const voi
             kernel = kernels[k].call;
     if (kernel == 0)
         return -1;
-    to = dst, from = src, count = n, noisy = stochastic, noise_key = key, noise_first = first;
+    to = dst, from = src, count = n, also = third;
     violations = 0, blockDim.x = block;
     for (blockIdx.x = 0; blockIdx.x < grid; blockIdx.x++)
         for (unsigned at = 0; at < block; at += WARP)

@@ -24,12 +24,12 @@ def next_notes(engine: Engine, count: int) -> list[Note]:
     return found
 
 
-def test_notes_arrive_as_they_were_and_end_with_their_lane() -> None:
+def test_notes_arrive_as_they_were_and_those_of_a_lost_connection_are_lost_with_it() -> None:
     with Engine() as a, Engine() as b:
         ends = tcp_pair()
         for engine, link, end in ((a, 1, ends[0]), (b, 2, ends[1])):
             engine.open_link(link, LANES, epoch=1)
-            assert not engine.send_note(link, b"too early")
+            assert engine.send_note(link, b"too early: it is lost")
             assert engine.statistics(link, LANES) is None
             engine.attach_lane(link, LANES, hand_over(end))
         sent = [bytes([i]) * (1 + i % NOTE_BYTES) for i in range(200)]
@@ -44,12 +44,22 @@ def test_notes_arrive_as_they_were_and_end_with_their_lane() -> None:
                 a.send_note(1, note)
         with pytest.raises(ConfigError, match="link 3"):
             a.send_note(3, b"nobody there")
+        again = tcp_pair()
+        a.attach_lane(1, LANES, hand_over(again[0]), connection=2)
+        assert wait_for(a, LaneDown) == LaneDown(1, LANES, 0, "notes: another connection takes its place", 1, True)
+        assert select.select([b.notes_fd], [], [], DEADLINE)[0]
+        assert b.notes() == []
+        lost = wait_for(b, LaneDown)
+        assert (lost.link, lost.lane, lost.connection, lost.goes_on) == (2, LANES, 1, True)
+        assert statistics(b, 2, LANES).attached is False
+        assert b.send_note(2, b"it is lost")
+        b.attach_lane(2, LANES, hand_over(again[1]), connection=2)
+        assert a.send_note(1, b"as before")
+        assert next_notes(b, 1) == [Note(2, b"as before")]
         a.close_link(1)
         assert select.select([b.notes_fd], [], [], DEADLINE)[0]
         assert b.notes() == []
-        assert wait_for(b, LaneDown) == LaneDown(2, LANES, 0, "notes: closed by the other end")
-        assert not b.send_note(2, b"too late")
-        assert statistics(b, 2, LANES).attached is False
+        assert wait_for(b, LaneDown) == LaneDown(2, LANES, 0, "notes: closed by the other end", 2, True)
 
 
 def test_a_link_whose_other_end_takes_no_notes_breaks_when_the_engine_has_one_to_say() -> None:

@@ -16,7 +16,8 @@ from tests.engine.engines import KIB, Mesh, mesh_of, random_bits, same, statisti
 from tests.later import later
 from tests.schedule import codec, numbers, reference
 from wancoll.collective import REDUCING, ROOTED, Codec, Descriptor, DType, Kind, ReduceOp
-from wancoll.native.engine import DIGEST_BLOCK, Cancelled, Done, Engine
+from wancoll.limits import BLOCK as DIGEST_BLOCK
+from wancoll.native.engine import Cancelled, Done, Engine
 from wancoll.schedule.choose import ALGORITHMS, make, sizes
 from wancoll.schedule.steps import RAW_ENDS, Ends
 

@@ -66,6 +66,21 @@ def test_what_breaks_costs_no_bytes_and_a_try_only_where_they_were_wrong(
     reduced(comms)
 
 
+def test_a_lane_for_notes_that_breaks_costs_no_round_and_no_epoch(group: tuple[Proxies, list[Any]]) -> None:
+    """In the middle of a note or between two, one way or the other: votes that are lost with it are said again."""
+    proxies, comms = group
+    epoch, broke = comms[0].epoch, 0
+    for k in range(24):
+        source = k % PEERS
+        to = (source + 1 + k % 2) % PEERS
+        rule = proxies.add("truncate", source, to, lane=2, amount=37 * k % 140)
+        outcomes, _ = reduced(comms)
+        assert [(one.receipt.attempts, one.receipt.epoch) for one in outcomes] == [(1, epoch)] * PEERS
+        broke += proxies.fired(rule, 0)
+        proxies.clear(rule)
+    assert broke > 8
+
+
 @pytest.mark.parametrize(("kind", "amount"), [("delay", 0.3), ("slow", 1e6)])
 def test_slow_lanes_cost_time_and_nobody(group: tuple[Proxies, list[Any]], kind: str, amount: float) -> None:
     proxies, comms = group

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from tests.faults.attacks import attack
 from tests.faults.support import (
     Background,
     attempt,
@@ -48,7 +49,7 @@ ATTACKS = ("flip", "drop", "repeat", "reorder", "splice", "truncate")
 @pytest.fixture(scope="module")
 def sealed() -> Iterator[tuple[Cluster, Proxies]]:
     options = ["--max-lanes=2", "--lane-timeout=2", "--link-timeout=5", "--connect-timeout=2", "--no-measure"]
-    with proxied_cluster(PEERS, fork=True, secure=True, lanes=2, peer_args=options) as both:
+    with proxied_cluster(PEERS, fork=True, secure=True, lanes=2, peer_args=options, forward=attack) as both:
         yield both
 
 

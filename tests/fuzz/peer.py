@@ -109,7 +109,7 @@ class Peer:
                 case links.Welcome(_, number, lane):
                     if self.chance.pick(4) and self.links.awaits(number, lane):
                         self.link(links.Attached(number, lane))
-                case links.LinksUp() | links.P2PUp() | links.LinkLost() | links.LinkUnreachable():
+                case links.LinksUp() | links.P2PUp() | links.NotesLost() | links.LinkLost() | links.LinkUnreachable():
                     self.run(self.member.links_say(command))
                 case _:
                     pass

@@ -17,12 +17,12 @@ from tests.master.test_shared_trust import leads, masters
 from wancoll.chaos import Etcd
 from wancoll.errors import ConfigError
 from wancoll_master.config import EtcdConfig
-from wancoll_master.store.etcd import Access, EtcdError, put
 from wancoll_master.store.etcd import Etcd as Client
+from wancoll_master.store.etcd import EtcdError, check_access, put
 
 
 def files(folder: Path, ca: trustme.CA, label: str, name: str = "127.0.0.1") -> dict[str, str]:
-    """Of a new certificate: what Access and Etcd take."""
+    """Of a new certificate: what EtcdConfig and Etcd take."""
     made = ca.issue_cert(name)
     for kind, blob in (("ca", ca.cert_pem), ("cert", made.cert_chain_pems[0]), ("key", made.private_key_pem)):
         blob.write_to_path(str(folder / f"{label}.{kind}"))
@@ -46,8 +46,8 @@ _REFUSED = r"does it want another certificate, --etcd-cert\?|alert.*certificate"
 refused = pytest.mark.filterwarnings("ignore:Exception ignored in.*ByteStream")
 
 
-async def put_and_get(access: Access) -> str:
-    async with Client(access, 5.0) as client:
+async def put_and_get(config: EtcdConfig) -> str:
+    async with Client(config, 5.0) as client:
         assert (await client.txn([], [put("wancoll/one", "1")], [])).succeeded
         found = await client.get("wancoll/one")
         return found.value if found is not None else ""
@@ -58,17 +58,18 @@ async def test_over_https_with_certificates(sealed: tuple[Etcd, trustme.CA], tmp
     etcd, ca = sealed
     mine = files(tmp_path, ca, "mine", "master-1")
     config = EtcdConfig(etcd.url, ca=mine["ca"], cert=mine["cert"], key=mine["key"])
-    assert await put_and_get(Access.of(config)) == "1"
+    check_access(config)
+    assert await put_and_get(config) == "1"
     with pytest.raises(EtcdError, match=_REFUSED):  # without one
-        await put_and_get(Access([etcd.url], ca=mine["ca"]))
+        await put_and_get(EtcdConfig(etcd.url, ca=mine["ca"]))
     with pytest.raises(EtcdError, match="CERTIFICATE_VERIFY_FAILED"):  # whom it does not know
-        await put_and_get(Access([etcd.url], cert=mine["cert"], key=mine["key"]))
+        await put_and_get(EtcdConfig(etcd.url, cert=mine["cert"], key=mine["key"]))
     theirs = files(tmp_path, trustme.CA(), "theirs", "master-1")
     with pytest.raises(EtcdError, match=_REFUSED):
-        await put_and_get(Access([etcd.url], mine["ca"], theirs["cert"], theirs["key"]))
+        await put_and_get(EtcdConfig(etcd.url, ca=mine["ca"], cert=theirs["cert"], key=theirs["key"]))
     elsewhere = etcd.url.replace("127.0.0.1", "localhost")
     with pytest.raises(EtcdError, match=r"(?i)hostname mismatch"):
-        await put_and_get(Access([elsewhere], **mine))
+        await put_and_get(EtcdConfig(elsewhere, **mine))
 
 
 @refused
@@ -79,7 +80,9 @@ async def test_a_new_certificate_is_taken_up_where_the_old_one_is_refused(
     mine, bad = files(tmp_path, ca, "mine", "master-1"), files(tmp_path, trustme.CA(), "bad", "master-1")
     shutil.copy(bad["cert"], tmp_path / "cert")
     shutil.copy(bad["key"], tmp_path / "key")
-    async with Client(Access([etcd.url], mine["ca"], str(tmp_path / "cert"), str(tmp_path / "key")), 5.0) as client:
+    async with Client(
+        EtcdConfig(etcd.url, ca=mine["ca"], cert=str(tmp_path / "cert"), key=str(tmp_path / "key")), 5.0
+    ) as client:
         with pytest.raises(EtcdError):
             await client.get("wancoll/one")
         shutil.copy(mine["cert"], tmp_path / "cert")
@@ -127,7 +130,7 @@ async def test_a_user_and_a_password(guarded: str, tmp_path: Path) -> None:
         master = await all_of_them.start("a")
         await all_of_them.token()
         assert (await leads(master)).tokens
-    access = Access([guarded], **good)
+    access = EtcdConfig(guarded, **good)
     async with Client(access, 5.0) as client:
         await client.get("wancoll-x")
         client._token = "spoilt.1"  # etcd has forgotten it
@@ -135,10 +138,10 @@ async def test_a_user_and_a_password(guarded: str, tmp_path: Path) -> None:
         with pytest.raises(EtcdError, match="permission denied"):
             await client.get("other")
         await client.get("wancoll-x")
-    async with Client(Access([guarded], user="wancoll", password="wrong"), 5.0) as client:
+    async with Client(EtcdConfig(guarded, user="wancoll", password="wrong"), 5.0) as client:
         with pytest.raises(EtcdError, match="authentication failed, invalid user ID or password"):
             await client.get("wancoll-x")
-    async with Client(Access([guarded]), 5.0) as client:
+    async with Client(EtcdConfig(guarded), 5.0) as client:
         with pytest.raises(EtcdError, match="user name is empty"):
             await client.get("wancoll-x")
     assert "sésame" not in repr(access)
@@ -163,12 +166,12 @@ async def test_a_user_and_a_password(guarded: str, tmp_path: Path) -> None:
 )
 def test_settings_that_do_not_fit_are_refused(more: dict[str, str], says: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        Access.of(EtcdConfig(**{"endpoints": "http://10.0.0.1:2379", **more}))
+        check_access(EtcdConfig(**{"endpoints": "http://10.0.0.1:2379", **more}))
     assert says in str(refused.value)
 
 
 def test_a_password_may_go_to_this_machine_in_clear() -> None:
     for host in ("127.0.0.1", "[::1]", "localhost"):
-        assert Access.of(EtcdConfig(f"http://{host}:2379", user="u", password="p")).user == "u"
+        check_access(EtcdConfig(f"http://{host}:2379", user="u", password="p"))
     with pytest.raises(ConfigError, match="in clear"):
-        Access.of(EtcdConfig("http://127.0.0.1.example:2379", user="u", password="p"))
+        check_access(EtcdConfig("http://127.0.0.1.example:2379", user="u", password="p"))

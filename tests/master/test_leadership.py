@@ -50,7 +50,6 @@ from wancoll_master.server import Server
 from wancoll_master.store import etcd as etcd_module
 from wancoll_master.store import etcd_store
 from wancoll_master.store.etcd import (
-    Access,
     Entry,
     Etcd,
     EtcdError,
@@ -69,7 +68,6 @@ from wancoll_master.store.etcd_store import (
     Leader,
     Numbers,
     Unreadable,
-    first_numbers,
     read,
     text,
 )
@@ -514,7 +512,9 @@ async def test_masters_and_daemons_ask_a_clock_that_goes_on_while_the_machine_sl
     assert [path.name for path in product if "CLOCK_BOOTTIME" in path.read_text()] == ["clock.py"]
     slept, awake = [0.0], clock.awake_or_asleep
     monkeypatch.setattr(clock, "awake_or_asleep", lambda: awake() + slept[0])
-    leadership_term = election._LeaseTerm(Leadership(60.0, clock.awake_or_asleep()))
+    leadership_term = election.Won(
+        Lease("lease", 60.0), Leadership(60.0, clock.awake_or_asleep()), Numbers(0, 0, 1, 0), 7, lost_facts=False
+    )
     async with server() as (found, connect):
         found.lead(Later(), Told(lambda why, term: None, leadership_term.may_lead))
         peer = await connect()
@@ -658,7 +658,7 @@ def test_the_package_that_is_missing_is_named() -> None:
 
 async def test_keys_pages_and_transactions(etcd: chaos.Etcd) -> None:
     prefix = next(_prefixes)
-    async with Etcd(Access(["http://127.0.0.1:1", etcd.url]), 5.0) as client:  # nobody is at the first one
+    async with Etcd(EtcdConfig(f"http://127.0.0.1:1,{etcd.url}"), 5.0) as client:  # nobody is at the first one
         assert await client.get(f"{prefix}a") is None
         names = [f"{prefix}{i:03} \u00e9/" for i in range(150)]
         for i in range(0, 150, 75):
@@ -678,7 +678,7 @@ async def test_keys_pages_and_transactions(etcd: chaos.Etcd) -> None:
 async def test_a_key_that_is_not_text_is_named(etcd: chaos.Etcd, count: int) -> None:
     """In more than a page of them, too: what comes after the last one is asked for, by its name."""
     prefix = next(_prefixes)
-    async with Etcd(Access([etcd.url]), 5.0) as client:
+    async with Etcd(EtcdConfig(etcd.url), 5.0) as client:
         for i in range(0, count, 50):
             raw = [f"{prefix}g/".encode() + b"\xff%03d" % k for k in range(i, min(i + 50, count))]
             changes = [put("", "v5 1 1 0 0 1") for _ in raw]
@@ -693,7 +693,7 @@ async def test_a_key_that_is_not_text_is_named(etcd: chaos.Etcd, count: int) -> 
 async def test_more_than_masters_write_is_refused(etcd: chaos.Etcd, monkeypatch: pytest.MonkeyPatch) -> None:
     prefix = next(_prefixes)
     monkeypatch.setattr(etcd_module, "_MOST_BYTES", 2000)
-    async with Etcd(Access([etcd.url]), 5.0) as client:
+    async with Etcd(EtcdConfig(etcd.url), 5.0) as client:
         await client.txn([], [put(f"{prefix}{i}", "x" * 400) for i in range(4)], [])
         with pytest.raises(EtcdError, match=f"too much in etcd under {prefix}; expected at most"):
             await client.under(prefix, 2)
@@ -703,7 +703,7 @@ async def test_more_than_masters_write_is_refused(etcd: chaos.Etcd, monkeypatch:
 
 async def test_a_lease_ends_with_its_keys(etcd: chaos.Etcd) -> None:
     key = f"{next(_prefixes)}key"
-    async with Etcd(Access([etcd.url]), 5.0) as client:
+    async with Etcd(EtcdConfig(etcd.url), 5.0) as client:
         lease = await client.grant(60)
         assert lease.ttl == 60
         assert (await client.txn([created(key, 0)], [put(key, "x", lease.id)], [])).succeeded
@@ -725,14 +725,14 @@ async def test_an_answer_that_is_not_etcds(answer: str) -> None:
 
     async with trio.open_nursery() as nursery:
         [listener] = await nursery.start(partial(trio.serve_tcp, answers, 0, host="127.0.0.1"))
-        async with Etcd(Access([f"http://127.0.0.1:{listener.socket.getsockname()[1]}"]), 5.0) as client:
+        async with Etcd(EtcdConfig(f"http://127.0.0.1:{listener.socket.getsockname()[1]}"), 5.0) as client:
             with pytest.raises(EtcdError, match="not an answer of etcd"):
                 await client.get("a")
         nursery.cancel_scope.cancel()
 
 
 async def test_nobody_answers() -> None:
-    async with Etcd(Access(["http://127.0.0.1:1", "http://127.0.0.1:2"]), 1.0) as client:
+    async with Etcd(EtcdConfig("http://127.0.0.1:1,http://127.0.0.1:2"), 1.0) as client:
         with pytest.raises(EtcdError, match=r"127\.0\.0\.1:1.*127\.0\.0\.1:2"):
             await client.get("a")
 
@@ -755,7 +755,7 @@ async def writing(client: Etcd, keys: Keys) -> AsyncIterator[tuple[EtcdStore, Ca
     """A leader's store; how to wait for its writes; why it was deposed."""
     entry = await client.get(keys.facts)
     answer = await client.txn(
-        [created(keys.leader, 0)], [put(keys.leader, "me"), put(keys.facts, text(first_numbers()))], []
+        [created(keys.leader, 0)], [put(keys.leader, "me"), put(keys.facts, text(Numbers(0, 0, 1, 0)))], []
     )
     assert answer.succeeded
     assert entry is None
@@ -797,7 +797,7 @@ async def loaded(client: Etcd, keys: Keys) -> Facts:
 
 async def test_what_another_version_wrote_is_refused(etcd: chaos.Etcd) -> None:
     keys = Keys(next(_prefixes))
-    async with Etcd(Access([etcd.url]), 5.0) as client, writing(client, keys):
+    async with Etcd(EtcdConfig(etcd.url), 5.0) as client, writing(client, keys):
         await client.txn([], [put(keys.groups + "g", "4 40 1 300\n{}")], [])
         with pytest.raises(Unreadable, match="g in etcd: cannot be read by this version; expected a group of form v5"):
             await loaded(client, keys)
@@ -829,7 +829,7 @@ def test_what_no_master_wrote_is_named_and_believed_by_none(kind: type[Leader | 
 
 
 def test_what_a_master_wrote_comes_back() -> None:
-    for value in (Leader("[::1]:7400", 1 << 61, "x"), Numbers(1 << 61, 2, 3, 4), first_numbers()):
+    for value in (Leader("[::1]:7400", 1 << 61, "x"), Numbers(1 << 61, 2, 3, 4), Numbers(0, 0, 1, 0)):
         assert read(Entry("key", text(value), 1, 1), type(value)) == value
 
 
@@ -861,7 +861,7 @@ def test_a_group_is_of_no_more_than_can_be_told() -> None:
 
 async def test_what_the_next_leader_knows(etcd: chaos.Etcd) -> None:
     keys = Keys(next(_prefixes))
-    async with LosesAnswers(Access([etcd.url]), 5.0) as client, writing(client, keys) as (store, done, deposed):
+    async with LosesAnswers(EtcdConfig(etcd.url), 5.0) as client, writing(client, keys) as (store, done, deposed):
         store.persist(Persist(0, 1025))
         await done()
         client.lose = 2
@@ -883,7 +883,7 @@ async def test_what_the_next_leader_knows(etcd: chaos.Etcd) -> None:
 
 async def test_a_deposed_leader_writes_nothing(etcd: chaos.Etcd) -> None:
     keys = Keys(next(_prefixes))
-    async with Etcd(Access([etcd.url]), 5.0) as client, writing(client, keys) as (store, done, deposed):
+    async with Etcd(EtcdConfig(etcd.url), 5.0) as client, writing(client, keys) as (store, done, deposed):
         store.persist(Persist(1, 2, groups={"g": Used(1, frozenset({1}), 40)}))
         await done()
         await client.txn([], [delete(keys.leader)], [])
@@ -908,7 +908,7 @@ async def test_a_write_that_comes_late_changes_nothing(etcd: chaos.Etcd) -> None
                 raise EtcdError("no answer")
             return await super().txn(*what)
 
-    async with Delays(Access([etcd.url]), 5.0) as client:
+    async with Delays(EtcdConfig(etcd.url), 5.0) as client:
         client.late.append(None)  # not the first transactions
         async with writing(client, keys) as (store, done, deposed):
             client.late.clear()
@@ -924,7 +924,7 @@ async def test_a_write_that_comes_late_changes_nothing(etcd: chaos.Etcd) -> None
 async def test_groups_with_the_oldest_epochs_are_forgotten(etcd: chaos.Etcd, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(etcd_store, "GROUPS_KEPT", 5)
     keys = Keys(next(_prefixes))
-    async with Etcd(Access([etcd.url]), 5.0) as client, writing(client, keys) as (store, done, _):
+    async with Etcd(EtcdConfig(etcd.url), 5.0) as client, writing(client, keys) as (store, done, _):
         for i in range(100):
             store.persist(Persist(i, 1, groups={f"g{i}": Used(100 - i, frozenset({i}), 40)}))
         await done()
@@ -943,7 +943,7 @@ async def test_etcd_that_takes_no_writes_ends_the_leadership(etcd: chaos.Etcd) -
             return await super().txn(*what)
 
     async with (
-        Full(Access([etcd.url]), 5.0) as client,
+        Full(EtcdConfig(etcd.url), 5.0) as client,
         writing(client, Keys(next(_prefixes))) as (store, done, deposed),
     ):
         store._write_timeout = 0.2
@@ -972,7 +972,7 @@ async def test_what_is_asked_for_during_a_write_counts_with_the_next_one() -> No
             return TxnAnswer(True, 8, [])
 
     etcd: Any = Slow()
-    store = EtcdStore(etcd, Keys("p/"), first_numbers(), 7, 60.0)
+    store = EtcdStore(etcd, Keys("p/"), Numbers(0, 0, 1, 0), 7, 60.0)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(store.write_forever, lambda: written.append(store.written))
         store.persist(Persist(1, 1, 1, {"g": Used(1, frozenset({1}), 0)}))
@@ -1007,13 +1007,10 @@ async def test_a_renewal_counts_from_when_it_was_sent_for(monkeypatch: pytest.Mo
     etcd: Any = Slow()
     nobody: Any = None
     leads = Leadership(3.0, 0.0)
-    won = election.Won(Lease("lease", 3.0), leads, first_numbers(), 7, False)
+    won = election.Won(Lease("lease", 3.0), leads, Numbers(0, 0, 1, 0), 7, lost_facts=False)
     async with trio.open_nursery() as nursery:
-        leadership_term, elected = (
-            election._LeaseTerm(leads),
-            election.Election(EtcdConfig("http://h:1"), nobody, "h:2"),
-        )
-        nursery.start_soon(elected._renew, etcd, won, leadership_term)
+        elected = election.Election(EtcdConfig("http://h:1"), nobody, "h:2")
+        nursery.start_soon(elected._renew, etcd, won)
         while etcd.asked < 2:  # noqa: ASYNC110
             await trio.sleep(0.001)
         nursery.cancel_scope.cancel()
@@ -1109,7 +1106,7 @@ async def test_a_master_that_nothing_elects_is_known_by_its_journal(tmp_path: Pa
 
 
 async def test_one_leads_and_who_is_stopped_hands_over_at_once(etcd: chaos.Etcd, capsys: Any) -> None:
-    async with rivals(etcd.url) as found, Etcd(Access([etcd.url]), 5.0) as client:
+    async with rivals(etcd.url) as found, Etcd(EtcdConfig(etcd.url), 5.0) as client:
         terms = []
         for _ in range(3):
             while len(found.addresses) < 2:
@@ -1180,7 +1177,7 @@ async def test_who_leads_while_its_key_is_deleted_steps_down_before_another_lead
     monkeypatch.setattr(Server, "lead", leads)
     monkeypatch.setattr(Server, "step_down", stops)
     monkeypatch.setattr(Server, "stand_by", stands_by)
-    async with rivals(etcd.url) as found, Etcd(Access([etcd.url]), 5.0) as client:
+    async with rivals(etcd.url) as found, Etcd(EtcdConfig(etcd.url), 5.0) as client:
         for _ in range(2):
             await found.start()
         with trio.fail_after(30):
@@ -1217,7 +1214,7 @@ async def test_a_standby_waits_for_a_lease_that_lives_and_where_all_is_lost_for_
     now = [100.0]
     monkeypatch.setattr(clock, "awake_or_asleep", lambda: now[0])
     config, keys = EtcdConfig(etcd.url, "w/", TTL), Keys("w/")
-    async with server() as (found, _), Says(Access([etcd.url]), 5.0) as client:
+    async with server() as (found, _), Says(EtcdConfig(etcd.url), 5.0) as client:
         one = election.Election(config, found, "me:1")
         numbers = Entry(keys.facts, text(Numbers(7, 8, 9, 10)), 1, 4)
         said |= {keys.leader: Entry(keys.leader, text(Leader("it:1", 7, "x")), 3, 3, "77"), keys.facts: numbers}
@@ -1257,7 +1254,7 @@ async def test_a_standby_waits_for_a_lease_that_lives_and_where_all_is_lost_for_
 async def test_a_master_stands_by_until_what_nobody_can_read_is_gone(
     etcd: chaos.Etcd, capfd: pytest.CaptureFixture[str], key: str, value: str
 ) -> None:
-    async with rivals(etcd.url) as found, Etcd(Access([etcd.url]), 5.0) as client:
+    async with rivals(etcd.url) as found, Etcd(EtcdConfig(etcd.url), 5.0) as client:
         spoilt = f"{found.prefix}{key}"
         await client.txn([], [put(spoilt, value)], [])
         address, said = await found.start(), ""

@@ -34,9 +34,9 @@ from wancoll_master.election import Election
 from wancoll_master.gate import Gate
 from wancoll_master.serve import serve
 from wancoll_master.server import Server
-from wancoll_master.store.etcd import Access, Entry, EtcdError, TxnAnswer, delete, delete_under, put
+from wancoll_master.store.etcd import Entry, EtcdError, TxnAnswer, delete, delete_under, put
 from wancoll_master.store.etcd import Etcd as Client
-from wancoll_master.store.etcd_store import Deposed, EtcdStore, Keys, Leader, first_numbers
+from wancoll_master.store.etcd_store import Deposed, EtcdStore, Keys, Leader, Numbers
 from wancoll_master.store.etcd_store import text as numbers_text
 from wancoll_master.store.journal import Journal
 from wancoll_master.store.shared_trust import Rows, SharedTrust, _as_text, shared
@@ -87,7 +87,7 @@ class Masters:
 
     @contextlib.asynccontextmanager
     async def etcd(self) -> AsyncIterator[Client]:
-        async with Client(Access([self.url]), 5.0) as client:
+        async with Client(EtcdConfig(self.url), 5.0) as client:
             yield client
 
     async def kept(self) -> list[Entry]:
@@ -267,7 +267,7 @@ async def test_a_wrong_or_missing_key_file_is_told(etcd: Etcd, tmp_path: Path) -
         with pytest.raises(ConfigError, match=rf"got one with id {other.seal.id}; copy the key file of a master that"):
             await all_of_them.trust(tmp_path / "other")
         os.chmod(tmp_path / "key", 0o644)
-        with pytest.raises(ConfigError, match="the key file could be read or changed by others"):
+        with pytest.raises(ConfigError, match="is a key file that others may read or replace"):
             await all_of_them.trust(tmp_path / "key")
 
 
@@ -311,7 +311,7 @@ async def test_what_one_knew_before_another_led_is_not_written_back(etcd: Etcd, 
         trust = await all_of_them.trust(tmp_path / "key")
         journal = Journal("")
         one = Election(config, Server(MasterConfig(limits=PATIENT), journal), "me:1", None, trust)
-        store = EtcdStore(client, Keys(all_of_them.prefix), first_numbers(), 0, 30.0)
+        store = EtcdStore(client, Keys(all_of_them.prefix), Numbers(0, 0, 1, 0), 0, 30.0)
         one._rows = await trust.rows(store, client, None)
         for id, kept in ((one._id, True), ("another", False)):
             leader = numbers_text(Leader("it:1", 7, id))
@@ -501,10 +501,10 @@ async def test_at_once_is_one_transaction_however_many_tokens_and_names_there_ar
     etcd: Etcd, tmp_path: Path, takes: int
 ) -> None:
     """So where etcd is lost at that moment the next leader has all of it or nothing, and the operator hears which."""
-    async with masters(etcd.url, tmp_path) as all_of_them, TakesSome(Access([etcd.url]), 5.0) as client:
+    async with masters(etcd.url, tmp_path) as all_of_them, TakesSome(EtcdConfig(etcd.url), 5.0) as client:
         trust, keys = await all_of_them.trust(tmp_path / "key"), Keys(all_of_them.prefix)
-        begun = await client.txn([], [put(keys.leader, "me"), put(keys.facts, numbers_text(first_numbers()))], [])
-        store = EtcdStore(client, keys, first_numbers(), begun.revision, 30.0)
+        begun = await client.txn([], [put(keys.leader, "me"), put(keys.facts, numbers_text(Numbers(0, 0, 1, 0)))], [])
+        store = EtcdStore(client, keys, Numbers(0, 0, 1, 0), begun.revision, 30.0)
         gate = Gate(str(tmp_path / "one"), None, shared=trust.keys, admin=trust.admin)
         gate.address = "h:1"
         gate.lead(await trust.rows(store, client, None))
@@ -520,7 +520,7 @@ async def test_at_once_is_one_transaction_however_many_tokens_and_names_there_ar
             return store.written == store.asked
 
         async def next_leader() -> tuple[Gate, dict[str, str], dict[str, str]]:
-            rows = await trust.rows(EtcdStore(client, keys, first_numbers(), 0, 30.0), client, None)
+            rows = await trust.rows(EtcdStore(client, keys, Numbers(0, 0, 1, 0), 0, 30.0), client, None)
             found = Gate(str(tmp_path / "next"), None, shared=trust.keys, admin=trust.admin)
             found.lead(rows)
             return found, rows.trust("token"), rows.trust("name")

@@ -16,7 +16,7 @@ from tests.metrics.support import Scrape
 from wancoll.errors import ConfigError
 from wancoll.metrics import port as port_module
 from wancoll.metrics.core import families as f
-from wancoll.metrics.guard import guarded, listeners_for
+from wancoll.metrics.guard import listeners_for
 from wancoll.metrics.port import MetricsPort, Source
 from wancoll.net import http
 
@@ -42,7 +42,7 @@ class Server:
 
 @contextlib.asynccontextmanager
 async def serving(token: str = "") -> AsyncIterator[Server]:
-    sockets = guarded("127.0.0.1:0", token, "metrics")
+    sockets = listeners_for("metrics", "127.0.0.1:0", token, "wancoll.metrics.port")
     server = Server(sockets, token)
     async with served(sockets, server.port.serve):
         yield server
@@ -212,7 +212,7 @@ async def test_other_tasks_run_between_pieces_of_a_long_text(monkeypatch: pytest
 )
 def test_a_token_is_one_that_nobody_guesses_and_a_header_carries(token: str) -> None:
     with pytest.raises(ConfigError, match="WANCOLL_METRICS_TOKEN") as refused:
-        guarded("127.0.0.1:0", token, "metrics")
+        listeners_for("metrics", "127.0.0.1:0", token, "wancoll.metrics.port")
     assert token not in str(refused.value)
 
 

@@ -209,7 +209,7 @@ def test_names_of_groups_and_links_to_the_page_are_free(browser: Browser) -> Non
         for name in names:
             cluster.client(0, train, "m", name, 1).next()
         at = f"http://{page_of(cluster.master_logs(1000))}/"
-        shown = "[...document.querySelectorAll('#groups button')].map(one => one.textContent)"
+        shown = "[...document.querySelectorAll('#groups option')].map(one => one.textContent)"
         line = "document.querySelectorAll('#chart .line').length"
         browser.driver.get(at)
         browser.until(lambda: browser.run(line), bool)
@@ -217,7 +217,7 @@ def test_names_of_groups_and_links_to_the_page_are_free(browser: Browser) -> Non
         browser.until_text("line", "all is well: 4 groups")
         browser.until(lambda: browser.run(shown), lambda found: sorted(found) == names)
         for name in names:
-            browser.driver.find_element(By.CSS_SELECTOR, f"[data-group='{name}']").click()
+            browser.driver.find_element(By.CSS_SELECTOR, f"#groups option[value='{name}']").click()
             browser.until_text("name", f"of {name}")
             assert browser.run("document.getElementById('rows').childElementCount") == 1
             browser.until(lambda: browser.run(line), bool)

@@ -23,7 +23,7 @@ from tests.http_port import get, logged, say, served
 from tests.page.support import frames
 from wancoll.errors import ConfigError
 from wancoll.metrics import guard
-from wancoll.metrics.guard import guarded, listeners_for
+from wancoll.metrics.guard import listeners_for
 from wancoll.net import http
 from wancoll_master import page as page_module
 from wancoll_master.core.views.page import Section
@@ -78,7 +78,7 @@ class Viewer:
 
 @contextlib.asynccontextmanager
 async def serving(token: str = "") -> AsyncIterator[Server]:
-    sockets = guarded("127.0.0.1:0", token, "page")
+    sockets = listeners_for("page", "127.0.0.1:0", token, "wancoll_master.page")
     server = Server(sockets, token)
     async with served(sockets, server.page.serve):
         yield server
@@ -397,11 +397,11 @@ async def test_only_who_shows_the_token_looks(
 @pytest.mark.parametrize("where", ["*:0", "0.0.0.0:0"])
 def test_beyond_loopback_a_token_is_needed(where: str) -> None:
     with pytest.raises(ConfigError, match="WANCOLL_PAGE_TOKEN"):
-        guarded(where, "", "page")
-    for one in guarded(where, TOKEN, "page"):
+        listeners_for("page", where, "", "wancoll_master.page")
+    for one in listeners_for("page", where, TOKEN, "wancoll_master.page"):
         one.close()
     with pytest.raises(ConfigError, match="WANCOLL_PAGE_TOKEN"):
-        guarded("127.0.0.1:0", "short", "page")
+        listeners_for("page", "127.0.0.1:0", "short", "wancoll_master.page")
 
 
 def test_a_name_of_loopback_and_of_another_address_needs_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -413,9 +413,9 @@ def test_a_name_of_loopback_and_of_another_address_needs_a_token(monkeypatch: py
 
     monkeypatch.setattr(guard, "open_listeners", both)
     with pytest.raises(ConfigError, match=r"--page n:7: would tell everybody who reaches it; .*127\.0\.0\.1:7 is for"):
-        guarded("n:7", "", "page")
+        listeners_for("page", "n:7", "", "wancoll_master.page")
     assert [one.fileno() for one in made] == [-1, -1]
-    for one in guarded("n:7", TOKEN, "page"):
+    for one in listeners_for("page", "n:7", TOKEN, "wancoll_master.page"):
         one.close()
 
 

@@ -138,6 +138,36 @@ def test_a_lane_that_cannot_be_had_again_costs_the_link_in_time() -> None:
     assert only(end.links.step(core.Tick(), 3.0 + DEFAULT.link_timeout), core.LinkLost)
 
 
+def test_the_lane_for_notes_is_dialled_again_and_the_member_knows_when_it_is_not_heard() -> None:
+    for channel in (core.COLLECTIVES, core.P2P):
+        end = End(2, {1})
+        if channel == core.P2P:
+            end.entered = end.links.ask(end.owner, core.Need(frozenset({1}), core.P2P), 1.5)
+        dial = only(end.entered, core.Dial)[-1]
+        assert isinstance(dial, core.Dial)
+        end.attach(dial.number)
+        told = [core.NotesLost(end.owner, dial.other)] if channel == core.COLLECTIVES else []
+        assert end.links.step(core.LaneLost(dial.number, 8, 1, "reset"), 3.0) == told
+        assert (1 in end.owner.up(channel)) == (not told), "sends and recvs need no notes"
+        [again] = only(end.links.step(core.Tick(), 3.0), core.Dial)
+        assert isinstance(again, core.Dial)
+        assert [(hello.lane, hello.connection) for hello in again.hellos] == [(8, 2)]
+        said = end.links.step(core.Attached(dial.number, 8), 3.1)
+        assert said == ([core.LinksUp(end.owner, 1)] if told else [])
+        assert 1 in end.owner.up(channel)
+
+
+def test_a_link_of_which_all_lanes_are_lost_is_lost_at_once() -> None:
+    """The other end may be gone, and the master is to hear of it."""
+    end = End(2, {1})
+    [dial] = only(end.entered, core.Dial)
+    assert isinstance(dial, core.Dial)
+    end.attach(dial.number)
+    for lane in range(8, 0, -1):
+        assert not only(end.links.step(core.LaneLost(dial.number, lane, 1, "reset"), 3.0), core.LinkLost)
+    assert only(end.links.step(core.LaneLost(dial.number, 0, 1, "reset"), 3.0), core.LinkLost)
+
+
 def test_the_end_that_was_dialled_takes_the_newest_connection_of_a_lane() -> None:
     end = End(1, {2})
     [welcome] = only(end.knock(2, 5), core.Welcome)
@@ -147,7 +177,7 @@ def test_the_end_that_was_dialled_takes_the_newest_connection_of_a_lane() -> Non
     assert end.knock(2, 5, 3, connection=2) == [core.Welcome(end.knocks, welcome.number, 3)]
     assert end.links.awaits(welcome.number, 3)
     assert only(end.knock(2, 5, 3, connection=2), core.Refuse), "once"
-    assert only(end.knock(2, 5, 8, connection=2), core.Refuse), "what was on the lane for notes is lost"
+    assert only(end.knock(2, 5, 9, connection=2), core.Refuse), "there is none"
     assert only(end.knock(2, 6, 0, connection=7), core.Refuse), "a set begins with the first connections"
     assert end.links.step(core.LaneLost(welcome.number, 3, 1, "late word"), 3.0) == []
     assert end.links.step(core.Attached(welcome.number, 3), 3.0) == []

@@ -1,6 +1,6 @@
 """A relay that tampers: `python evil.py FILE OPTIONS...` is `wancoll relay OPTIONS...`, and attacks as FILE says, once.
 
-FILE holds the kind of an attack (see wancoll.testing.records.tampered), and is removed when that was done.
+FILE holds the kind of an attack (see tests.faults.attacks.tampered), and is removed when that was done.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from typing import Any
 
 import trio
 
+sys.path.insert(0, str(Path(__file__).parents[2]))  # it is run as a program
+
+from tests.faults.attacks import Records, split, tampered
 from wancoll.cli.main import run
 from wancoll.relay.switch import Switch
-from wancoll.testing.records import Records, tampered
 
 _WORTH = 16384  # bytes of a piece that is attacked: data, not a handshake
 _asked = Path(sys.argv[1])
@@ -26,7 +28,7 @@ def _attack(data: bytes, whose: Any) -> bytes:
     if len(data) < _WORTH or not _asked.exists():
         return data
     other = next((record for source, record in _overheard if source is not whose), b"")
-    changed = tampered(data, _asked.read_text(), 0.5, other, sealed=True)
+    changed = tampered(data, _asked.read_text(), 0.5, other)
     if changed != data:
         _asked.unlink(missing_ok=True)
     return changed
@@ -37,7 +39,7 @@ async def _carry(_: Switch, source: Any, to: Any, splice: trio.CancelScope) -> N
     with contextlib.suppress(OSError):
         while data := await source.recv(1 << 18):
             if data := records.whole(data):
-                last, data = Records.last(data), _attack(data, source)
+                last, data = [*split(data)][-1], _attack(data, source)
                 _overheard[:] = [*_overheard[-7:], (source, last)]
             while data:
                 data = data[await to.send(data) :]

@@ -20,12 +20,10 @@ from wancoll.schedule.cost import (
     KINDS,
     LinkCost,
     Sites,
-    bytes_on_path,
     choices,
     chosen,
     crossover,
     handled,
-    messages,
     predicted,
     seconds,
 )
@@ -81,8 +79,8 @@ def test_latency_and_bandwidth_terms_are_those_of_the_literature(world: int) -> 
         "full_exchange": (1, k - 1),
     }
     for name, (count, share) in expected.items():
-        assert messages(name, k) == count, name
-        assert bytes_on_path(name, 3e6, k) == pytest.approx(3e6 * share, rel=1e-12), name
+        assert seconds(name, 3e6, k, LinkCost(1.0, 0.0)) == count, name
+        assert seconds(name, 3e6, k, LinkCost(0.0, 1.0)) == pytest.approx(3e6 * share, rel=1e-12), name
 
 
 def test_gamma_is_paid_for_each_message_of_the_busiest_member() -> None:
@@ -394,7 +392,6 @@ def test_every_available_algorithm_has_a_prediction(world: int) -> None:
     [
         (lambda: seconds("star", 1, 2, BOOK), "unknown algorithm 'star', expected one of naive, "),
         (lambda: seconds("ring", 1, 0, BOOK), "at least 1 member, got 0"),
-        (lambda: messages("hierarchical", 4), "no single count"),
         (lambda: seconds("hierarchical", 1, 4, BOOK), "needs sites"),
         (lambda: seconds("hierarchical", 1, 4, BOOK, sites=Sites((2, 1), BOOK)), "do not make a world of 4"),
         (lambda: predicted("naive", "broadcast", 1, 4, BOOK), "no algorithm 'naive' for 'broadcast'"),

@@ -72,11 +72,17 @@ class EngineLink:
     socket: deque[Frame] = field(default_factory=deque)
     next_seq: int = 0
     connections: dict[int, int] = field(default_factory=dict)  # by lane: the newest
-    said: dict[int, int] = field(default_factory=dict)  # the newest of which the other end was told how far it came
+    said: dict[int, int] = field(default_factory=dict)  # the newest that is lost as far as the other end was told
     owed: dict[int, int] = field(default_factory=dict)  # lost ones of which the other end has yet to say so
     log: list[Frame] = field(default_factory=list)  # what lane 0's connection, or the one that is owed, was given
     again: deque[Frame] = field(default_factory=deque)  # what is to be sent again, before anything new
     taken: int = 0  # frames of lane 0's connection
+    took: tuple[int, int] = 0, 0  # its last lost connection of which frames were taken, and how many
+
+    @property
+    def notes(self) -> End | None:
+        """The last lane, which comes with the others."""
+        return self.ends.get(max(self.connections))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +92,7 @@ class Lost:
     lane: int
     connection: int
     taken: int
+    asks: bool  # it is owed the same word
 
 
 class Engine:
@@ -151,35 +158,47 @@ class Engine:
         end.on_close = lambda reason: self._lose(link, lane, reason)
         if connection <= link.said.get(lane, 0):
             self._lose(link, lane, "the other end has lost it")
+        if end is link.notes:
+            for owed in link.owed.items():
+                self._say_lost(link, *owed)
+            for silent in [one for one in link.said.items() if one[0] not in link.ends]:
+                self._say_lost(link, *silent)
         self._send(link)
 
     def _lose(self, link: EngineLink, lane: int, reason: str) -> None:
-        end, notes = link.ends.get(lane), link.ends.get(max(link.ends, default=0))
+        end, connection = link.ends.get(lane), link.connections.get(lane, 0)
         if end is None:
             return
-        connection, goes_on = link.connections[lane], notes is not None and notes is not end and len(link.ends) > 1
         end.on_message = end.on_close = lambda message: None
         end.close("it is lost at the other end")
-        if goes_on:
-            del link.ends[lane]
-            sent = bool(link.log) and lane == 0
-            if sent:
+        notes = end is link.notes
+        del link.ends[lane]
+        if not notes:
+            if lane == 0 and link.taken:
+                link.took = connection, link.taken
+            if lane == 0 and link.log:
                 link.owed.setdefault(lane, connection)
-            self._say_lost(link, Lost(lane, connection, link.taken if lane == 0 else 0))
+            self._say_lost(link, lane, connection)
             if lane == 0:
                 link.socket.clear()
-        self._on_down(link.id, reason, lane, connection, goes_on)
+        self._on_down(link.id, reason, lane, connection, True)
 
-    def _say_lost(self, link: EngineLink, lost: Lost) -> None:
-        link.said[lost.lane] = lost.connection
-        link.ends[max(link.ends)].send(lost)
+    def _say_lost(self, link: EngineLink, lane: int, connection: int) -> None:
+        link.said[lane] = max(connection, link.said.get(lane, 0))
+        if link.notes is not None:
+            taken = link.took[1] if lane == 0 and link.took[0] == connection else 0
+            link.notes.send(Lost(lane, connection, taken, link.owed.get(lane) == connection))
 
     def _hear_lost(self, link: EngineLink, lost: Lost) -> None:
-        mine = link.connections.get(lost.lane, 0)
-        if lost.connection == mine:
+        here = lost.lane in link.ends and lost.connection == link.connections[lost.lane]
+        if here:
             self._lose(link, lost.lane, "the other end has lost it")
-        elif lost.connection > link.said.get(lost.lane, 0):
-            self._say_lost(link, Lost(lost.lane, lost.connection, 0))
+        news = lost.connection > link.said.get(lost.lane, 0)
+        self._hear_taken(link, lost)
+        if news or (lost.asks and not here):
+            self._say_lost(link, lost.lane, lost.connection)
+
+    def _hear_taken(self, link: EngineLink, lost: Lost) -> None:
         if link.owed.get(lost.lane) == lost.connection:
             del link.owed[lost.lane]
             link.again.extendleft(reversed(link.log[lost.taken :]))
@@ -201,8 +220,9 @@ class Engine:
 
     def send_note(self, number: int, note: bytes) -> None:
         """On the last lane; nothing that is on the lanes holds it up at the other end."""
-        link = self.links[number]
-        link.ends[max(link.ends)].send(note)
+        notes = self.links[number].notes
+        if notes is not None:
+            notes.send(note)
 
     # ---- ops -----------------------------------------------------------------------------------------
 

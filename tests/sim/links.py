@@ -115,7 +115,9 @@ class LinkHub:
             case _:
                 if isinstance(command, core.LinksUp):
                     self._believed[command.owner] = set(command.owner.up(core.COLLECTIVES))
-                elif isinstance(command, core.LinkLost) and command.channel == core.COLLECTIVES:
+                elif isinstance(command, core.NotesLost) or (
+                    isinstance(command, core.LinkLost) and command.channel == core.COLLECTIVES
+                ):
                     self._believed.get(command.owner, set()).discard(command.other.mid)
                 self._tell[command.owner](command)
 
@@ -192,6 +194,8 @@ def brief(command: core.Command) -> str:
             return f"those of {owner.mid} to {sorted(owner.up(core.COLLECTIVES))} are up in epoch {epoch}"
         case core.P2PUp(owner):
             return f"those of {owner.mid} for sends and recvs to {sorted(owner.up(core.P2P))} are up"
+        case core.NotesLost(owner, other):
+            return f"{owner.mid} is not heard by {other.name}"
         case core.LinkLost(owner, other, channel, reason):
             return f"{owner.mid} has lost that to {other.name}, channel {channel}: {reason}"
         case core.LinkUnreachable(owner, other, reason):

@@ -75,7 +75,7 @@ class Life:
 
     Attributes:
         source: the loop.
-        digits: the data's file.
+        digits: the data.
         log: takes a line for each committed step.
         epochs: of the training.
         dies_after: so many of its own steps, in the middle of the next backward; -1: it does not.
@@ -84,7 +84,7 @@ class Life:
     """
 
     source: str
-    digits: str
+    digits: data.Digits
     log: str
     epochs: int
     dies_after: int
@@ -94,8 +94,7 @@ class Life:
 
 def member(_rank: int, _size: int, life: Life) -> Any:
     """Run the loop. Returns the steps, a digest of all state, and the accuracy."""
-    loaded = data.load(life.digits)
-    dataset = Images(loaded)
+    dataset = Images(life.digits)
     models: list[Any] = []
     steps = 0
 
@@ -135,7 +134,7 @@ def member(_rank: int, _size: int, life: Life) -> Any:
     state = [*names["net"].state_dict().values()]
     state += [each["momentum_buffer"] for each in names["optimizer"].state_dict()["state"].values()]
     digest = hashlib.blake2b(b"".join(each.numpy().tobytes() for each in state)).hexdigest()
-    return names["step"], digest, accuracy(names["net"], loaded)
+    return names["step"], digest, accuracy(names["net"], life.digits)
 
 
 def alone(digits: data.Digits, batches: list[list[int]]) -> float:
@@ -151,8 +150,7 @@ def alone(digits: data.Digits, batches: list[list[int]]) -> float:
 
 def survive(folder: Path, *, kills: int, epochs: int, chance: random.Random) -> None:
     """Train with four members; *kills* of them die in the middle of backward, and others join in their place."""
-    digits = str(folder / "digits.npz")
-    data.digits().save(digits)
+    digits = data.digits()
     logs: list[Path] = []
     ranks: list[Ranks] = []
     source = loop()
@@ -196,14 +194,13 @@ def survive(folder: Path, *, kills: int, epochs: int, chance: random.Random) -> 
             batches.setdefault(step, []).extend(samples)
             named.setdefault(step, set()).add(tuple(contributors))
             most_rounds = max(most_rounds, rounds)
-    loaded = data.load(digits)
-    right = Counter({(epoch, sample): 1 for epoch in range(epochs) for sample in range(len(loaded.labels))})
+    right = Counter({(epoch, sample): 1 for epoch in range(epochs) for sample in range(len(digits.labels))})
     assert used == right, f"{len(used - right)} too often, {len(right - used)} too seldom"
     assert sorted(batches) == list(range(results[0][0])), "a step was lost"
     assert all(len(each) == 1 for each in named.values())
     assert most_rounds >= 2, "no step was reduced again"
     assert any(line for line in logs[-1].read_text().splitlines()), "the last newcomer came too late"
-    reference = alone(loaded, [batches[step] for step in sorted(batches)])
+    reference = alone(digits, [batches[step] for step in sorted(batches)])
     for _, _, found in results:
         assert abs(found - reference) <= 0.01, (found, reference)
 

@@ -6,8 +6,7 @@ import contextlib
 import json
 import os
 import socket
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, TypeVar
 
@@ -20,18 +19,15 @@ from wancoll.local import MASTER_PORT, default_socket, default_state, split_addr
 from wancoll.net.ask import ask
 from wancoll.net.listen import is_loopback_host
 from wancoll.net.proof import Proof
-from wancoll.net.unix import connect_local
 from wancoll.options import DEFAULT_MASTER, NO_MASTER, Seconds, Unseen, address, addresses, join_text
 from wancoll.trust.folder import ADMIN_KEY, public_keys
 from wancoll.trust.token import Token, parse
 from wancoll.wire import messages as m
-from wancoll.wire.framing import Decoder, encode
-from wancoll.wire.messages import Bye, FromMaster, KeysAre, StandsBy, Tokens
 
-_Answer = TypeVar("_Answer", Tokens, KeysAre)
+_Answer = TypeVar("_Answer", m.EvictAnswer, m.Tokens, m.KeysAre)
+_OfTrust = TypeVar("_OfTrust", m.Tokens, m.KeysAre)
 OneMaster = Annotated[str, Parameter(help=f"HOST:PORT of the master, or of one that stands by. {NO_MASTER}")]
-_IS_THERE = "is `wancoll master` running there, and is --master right?"
-_IS_SEALED = "is `wancoll master` running there, not in clear, and is --master right?"
+IS_THERE = "is `wancoll master` running there, and is --master right?"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +114,7 @@ class Asking:
             )  # fmt: skip
         return _as_daemon(self.own) if self.own else None
 
-    def ask_as_admin(self, question: msgspec.Struct, kind: type[_Answer], master: str) -> _Answer:
+    def ask_as_admin(self, question: msgspec.Struct, kind: type[_OfTrust], master: str) -> _OfTrust:
         """What *master* (as given to a command), or whoever leads, answers to what only an admin may ask.
 
         Raises:
@@ -127,29 +123,13 @@ class Asking:
             ProtocolError: the answer makes no sense.
         """
         where = address(self.where(master), what="--master", default_port=MASTER_PORT)
-        proof = self.proof(where)
-        if proof is None:
+        if self.proof(where) is None:
             raise ConfigError(
                 "tokens and keys are looked after on the master's machine, as its user", who=f"master {where}",
                 expected="its state folder, or --join with a token of role admin", got="neither",
                 hint="is it running there, with --secure or beyond loopback? Where it has a --state give the same here",
             )  # fmt: skip
-        try:
-            for _ in range(2):
-                whom = split_address(where)
-                answer = ask(whom, question, FromMaster, timeout=self.timeout, who=f"master {where}", proof=proof)
-                if not isinstance(answer, StandsBy) or not answer.leader:
-                    break
-                where = answer.leader  # which has the same key
-        except OSError as bad:
-            raise no_answer("the master does not answer", where, bad, _IS_SEALED) from bad
-        if isinstance(answer, StandsBy):
-            raise MasterUnreachable(
-                "stands by, and no master leads", who=where, got=f"leader {answer.leader or 'nobody'}",
-                hint="one takes over soon if etcd can be reached; ask again",
-            )  # fmt: skip
-        if not isinstance(answer, kind):
-            raise other_answer(answer, f"master {where}", kind.__name__)
+        answer = ask_leader(question, kind, [where], self)
         if answer.refused:
             raise ConfigError("refuses", who=f"master {where}", got=answer.refused)
         return answer
@@ -183,35 +163,10 @@ def _as_admin(folder: str) -> Proof | None:
     return None
 
 
-def no_answer(what: str, who: str, bad: Exception, hint: str = _IS_THERE) -> MasterUnreachable:
-    """The error for a master that cannot be reached, by what the system said."""
-    return MasterUnreachable(what, who=who, got=str(bad) or type(bad).__name__, hint=hint)
-
-
-def other_answer(answer: msgspec.Struct, who: str, expected: str, what: str = "did not answer") -> ProtocolError:
+def other_answer(answer: msgspec.Struct, who: str, expected: str) -> ProtocolError:
     """The error for a master that answered something else."""
-    reason = answer.reason if isinstance(answer, Bye) else ""
-    return ProtocolError(what, who=who, expected=expected, got=f"{type(answer).__name__} {reason}".strip())
-
-
-def daemon_says(path: str, question: msgspec.Struct, timeout: float, patience: float) -> Iterator[m.FromDaemon]:
-    """Ask the daemon whose socket is at *path*; yields what it says, until it closes the connection.
-
-    It has *timeout* seconds to take the connection, and *patience* seconds for all that it says.
-
-    Raises:
-        OSError: it cannot be reached, or says no more in time.
-    """
-    decoder: Decoder[m.FromDaemon] = Decoder(m.FromDaemon, DEFAULT.message_bytes, f"daemon at {path}")
-    deadline = time.monotonic() + patience
-    with connect_local(path, timeout) as connection:
-        connection.sendall(encode(question))
-        while True:
-            connection.settimeout(max(0.01, deadline - time.monotonic()))
-            data = connection.recv(65536)
-            if not data:
-                return
-            yield from decoder.feed(data)
+    reason = answer.reason if isinstance(answer, m.Bye) else ""
+    return ProtocolError("did not answer", who=who, expected=expected, got=f"{type(answer).__name__} {reason}".strip())
 
 
 def check_request(command: str, names: Sequence[str], reason: str) -> None:
@@ -224,15 +179,16 @@ def check_request(command: str, names: Sequence[str], reason: str) -> None:
         )  # fmt: skip
 
 
-def ask_leader(question: m.Evict | m.AskToLeave, masters: list[str], asking: Asking) -> m.EvictAnswer:
-    """Have the master that leads do something: try one after the other, and whom a standby names.
+def ask_leader(question: msgspec.Struct, kind: type[_Answer], masters: list[str], asking: Asking) -> _Answer:
+    """What the master that leads answers, of *kind*: try one after the other, and whom a standby names.
 
     Raises:
+        ConfigError: it may not be asked so.
         ProtocolError: an answer makes no sense.
         MasterUnreachable: none takes it.
     """
     failed: dict[str, str] = {}
-    todo = [(address, "") for address in masters]  # and the standby that has named it
+    todo: list[tuple[str, str]] = [(each, "") for each in masters]  # and the standby that has named it
     while todo:
         address, named_by = todo.pop(0)
         try:
@@ -241,20 +197,19 @@ def ask_leader(question: m.Evict | m.AskToLeave, masters: list[str], asking: Ask
         except (OSError, MasterUnreachable) as error:
             failed[address] = str(error) or type(error).__name__
             continue
-        if isinstance(answer, m.EvictAnswer):
+        if isinstance(answer, kind):
             return answer
-        if isinstance(answer, m.StandsBy):
-            failed[address] = "stands by"
-            if answer.leader and answer.leader not in (*failed, *dict(todo)):
-                todo.insert(0, (answer.leader, address))
-            continue
-        raise other_answer(answer, f"master {address}", "EvictAnswer")
+        if not isinstance(answer, m.StandsBy):
+            raise other_answer(answer, f"master {address}", kind.__name__)
+        failed[address] = "stands by"
+        if answer.leader and answer.leader not in (*failed, *dict(todo)):
+            todo.insert(0, (answer.leader, address))
     raise MasterUnreachable(
-        "no master takes the request; nobody was evicted or asked to leave, unless an answer was lost",
+        "no master takes the request; nothing was done, unless an answer was lost",
         who=",".join(masters),
         got="; ".join(f"{address}: {why}" for address, why in failed.items()),
-        hint="is `wancoll master` running there, and is --master right? Ask again: it does no harm",
-    )  # fmt: skip
+        hint=f"{IS_THERE} Ask again: it does no harm",
+    )
 
 
 def say_done(answer: m.EvictAnswer, *, shown: str) -> None:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import functools
 import os
 import re
 import secrets
-import select
 import socket
 import subprocess
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Mapping, Sequence
 
@@ -21,6 +18,7 @@ import msgspec
 
 from wancoll.errors import ConfigError, PeerDaemonLost
 from wancoll.local import OwnFolder
+from wancoll.process import Child
 from wancoll.wire import messages as m
 
 START_SECONDS = 30.0
@@ -34,13 +32,13 @@ _NOT_ITS_OWN = (
 _INVITES = "wancoll peer --join "  # how a master's line with a token begins
 _WRONG_OPTION = 2  # exit status of a command that was called wrongly
 _STOP_SECONDS = 5.0  # after closing its standard input, and again after SIGTERM
-_TAIL_BYTES = 2000
+_TAIL_LINES = 20
 
 
 class _Private:
     """A command that this process started: `wancoll *command`, where DIRECTORY stands for a folder of its own.
 
-    It is *label* in errors, and can be used, within *timeout* seconds, when it says a line that begins with *started*.
+    It is *label* in errors, and can be used, within *timeout* seconds, when it has said a line "wancoll NAME WORD ...".
     The *environment* has what is secret, which others of the machine could read in the command.
 
     Raises:
@@ -49,65 +47,47 @@ class _Private:
     """
 
     def __init__(
-        self, label: str, command: Sequence[str], started: bytes, timeout: float,
-        environment: Mapping[str, str] = {},
-    ) -> None:  # fmt: skip
+        self, label: str, command: Sequence[str], word: str, timeout: float, environment: Mapping[str, str] = {}
+    ) -> None:
         self._label = label
-        self.before: list[str] = []  # the lines before that one
         self._process: subprocess.Popen[bytes] | None = None
         self._own = OwnFolder()
         self._directory = self._own.path
-        self._log = os.path.join(self._directory, f"{command[0]}.log")
+        self._out, log = (os.path.join(self._directory, f"{command[0]}.{end}") for end in ("out", "log"))
         with _numbering:
             taken = {each.number for each in _alive if type(each) is type(self)}
             self.number: int = min(set(range(1, len(taken) + 2)) - taken)  # among those of its kind, from 1
             _alive.add(self)
         arguments = [each.replace(_DIRECTORY, self._directory) for each in command]
+        opened = functools.partial(open, mode="wb", opener=functools.partial(os.open, mode=0o600))
         try:
-            with open(self._log, "wb", opener=functools.partial(os.open, mode=0o600)) as log:
+            with opened(self._out) as stdout, opened(log) as stderr:
                 # A session of its own: Ctrl-C is for this process, which then leaves in its own time.
-                self._process = subprocess.Popen(
+                process = self._process = subprocess.Popen(
                     [sys.executable, "-m", "wancoll", *arguments],
                     stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=log,
+                    stdout=stdout,
+                    stderr=stderr,
                     env={**_environment(self.number), **environment},
                     start_new_session=True,
                 )
-            self.said = self._await_started(self._process, started, timeout)  # the rest of that line
+            self._child = Child(self._who, process.pid, process.poll, self._out, log)
+            self.said = self._await_started(f"wancoll {command[0]} {word}", word, timeout)  # the rest of that line
         except BaseException:
             self.stop()
             raise
 
-    def _await_started(self, process: subprocess.Popen[bytes], started: bytes, timeout: float) -> str:
-        assert process.stdout is not None
-        deadline = time.monotonic() + timeout
-        poll = select.poll()
-        poll.register(process.stdout, select.POLLIN)
-        said = b""
-        while (left := deadline - time.monotonic()) > 0:
-            if not poll.poll(left * 1000):
-                break
-            data = os.read(process.stdout.fileno(), 4096)
-            if not data:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(_STOP_SECONDS)
-                raise self._failed(started, f"it ended with status {process.poll()}")
-            said += data
-            *lines, said = said.split(b"\n")
-            for line in lines:
-                if line.startswith(started):
-                    return line.removeprefix(started).decode().strip()
-                self.before.append(line.decode())
-        raise self._failed(started, f"it had not started after {timeout:g} s")
-
-    def _failed(self, started: bytes, got: str) -> ConfigError | PeerDaemonLost:
-        wrong = self._process is not None and self._process.poll() == _WRONG_OPTION  # no other try would do better
-        return (ConfigError if wrong else PeerDaemonLost)(
+    def _await_started(self, started: str, word: str, timeout: float) -> str:
+        try:
+            return self._child.said(word, timeout)
+        except ConfigError:
+            code = self._child.exit_code
+        wrong = code == _WRONG_OPTION  # no other try would do better
+        raise (ConfigError if wrong else PeerDaemonLost)(
             f"the private {self._label} did not start",
             who=self._who,
-            expected=f"a line that starts with {started.decode()!r}",
-            got=got,
+            expected=f"a line that starts with {started!r}",
+            got=f"it had not started after {timeout:g} s" if code is None else f"it ended with status {code}",
             hint=f"the end of its log: {self.log_tail() or '(empty)'}",
         )
 
@@ -117,25 +97,24 @@ class _Private:
 
     def log_tail(self) -> str:
         """The end of what it logged."""
-        try:
-            with open(self._log, "rb") as log:
-                log.seek(max(0, os.fstat(log.fileno()).st_size - _TAIL_BYTES))
-                return log.read().decode(errors="replace").strip()
-        except OSError:
-            return ""
+        return self._child.log_tail(_TAIL_LINES).strip()
 
     def stop(self) -> None:
         """End it: close its standard input, then SIGTERM, then SIGKILL; each has seconds. Safe to call again."""
         process = self._process
-        if process is not None:
-            assert process.stdin is not None
-            assert process.stdout is not None
+        if process is not None and process.stdin is not None:
             process.stdin.close()
             self._stop(process)
-            process.stdout.close()
-            self._process = None
+            self._process = None  # last: whoever was interrupted does it again
         self._own.close()
         _alive.discard(self)
+
+    def _let_go(self) -> subprocess.Popen[bytes] | None:
+        """Close its standard input, and do not end it."""
+        process, self._process = self._process, None
+        if process is not None and process.stdin is not None:
+            process.stdin.close()
+        return process
 
     leave = stop
 
@@ -150,12 +129,8 @@ class _Private:
 
     def disown(self) -> None:
         """In a forked child: it is the parent's, whose end must be seen at once."""
-        if self._process is not None:
-            for pipe in (self._process.stdin, self._process.stdout):
-                if pipe is not None:
-                    pipe.close()
-            self._process.returncode = 0  # not ours to wait for
-            self._process = None
+        if (process := self._let_go()) is not None:
+            process.returncode = 0  # not ours to wait for
 
 
 class PrivateDaemon(_Private):
@@ -171,7 +146,7 @@ class PrivateDaemon(_Private):
         command = ["peer", "--master", master, "--socket", f"{_DIRECTORY}/peer.sock", "--watch-stdin"]
         command += ["--state", f"{_DIRECTORY}/state", *options]
         joins = {"WANCOLL_JOIN": token} if token else {}
-        super().__init__("peer daemon", command, b"wancoll peer started", timeout, joins)
+        super().__init__("peer daemon", command, "started", timeout, joins)
         self.socket = os.path.join(self._directory, "peer.sock")
 
     @property
@@ -198,8 +173,10 @@ class PrivateMaster(_Private):
     def __init__(self, listen: str, timeout: float = START_SECONDS) -> None:
         command = ["master", "--first", "--listen", listen, "--journal", "none"]
         command += ["--end-when-unused", str(_UNUSED_SECONDS)]
-        super().__init__("master", command, b"wancoll master ready", timeout)
-        self.token = next((one.removeprefix(_INVITES) for one in self.before if one.startswith(_INVITES)), "")
+        super().__init__("master", command, "ready", timeout)
+        with open(self._out, encoding="utf-8") as lines:
+            invites = [line.removeprefix(_INVITES).strip() for line in lines if line.startswith(_INVITES)]
+        self.token = next(iter(invites), "")
         self.port = int(self.said.split()[0].rpartition(":")[2])
 
     def _stop(self, process: subprocess.Popen[bytes]) -> None:
@@ -208,11 +185,7 @@ class PrivateMaster(_Private):
 
     def leave(self) -> None:
         """Let it end by itself."""
-        process, self._process = self._process, None
-        if process is not None:
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None:
-                    pipe.close()
+        if (process := self._let_go()) is not None:
             threading.Thread(target=process.wait, name="wancoll-reaper", daemon=True).start()
         self._own.close()
         _alive.discard(self)

@@ -24,12 +24,6 @@ class Digits:
     test_images: NDArray[np.float32]
     test_labels: NDArray[np.int64]
 
-    def save(self, path: str) -> None:
-        """Write them to an .npz file."""
-        np.savez(
-            path, images=self.images, labels=self.labels, test_images=self.test_images, test_labels=self.test_labels
-        )
-
 
 def check_extra(who: str = "wancoll demo", extras: str = "demo", **needed: str) -> None:
     """Raise ConfigError with what to install for *who*, the command, where a demo's packages are missing.
@@ -56,12 +50,6 @@ def digits() -> Digits:
     images, labels = (data.data / 16).astype(np.float32), data.target.astype(np.int64)
     test = np.arange(len(labels)) % TEST_EVERY == 0
     return Digits(images[~test], labels[~test], images[test], labels[test])
-
-
-def load(path: str) -> Digits:
-    """What save() wrote."""
-    with np.load(path) as file:
-        return Digits(**{name: file[name] for name in Digits.__dataclass_fields__})
 
 
 def batch(seed: int, step: int, samples: int, size: int = BATCH) -> NDArray[np.int64]:

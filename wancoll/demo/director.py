@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,12 +11,11 @@ from dataclasses import dataclass
 from wancoll.demo import data, reports
 from wancoll.demo.outcome import Outcome
 from wancoll.demo.show import Show
-from wancoll.demo.worker import Course, alone, take_part
+from wancoll.demo.worker import Course, take_part, train_alone
 from wancoll.errors import ConfigError, WancollError
 from wancoll.process import wait_stopped
 from wancoll.testing import ClientProcess, Cluster
 
-_ALONE = "single process"
 _MID_OP_TIMEOUT = 10.0  # seconds for the armed all-reduce to be under way
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
@@ -53,109 +51,92 @@ class DemoPlan:
 def play(plan: DemoPlan, show: Show) -> Outcome:
     """Run the demo on processes of its own; they all end with it, also when it fails or is interrupted."""
     os.environ.update(_ONE_THREAD)  # which the training processes inherit
-    with (
-        tempfile.TemporaryDirectory(prefix="wancoll-demo-") as folder,
-        Cluster(plan.peers, fork=True, secure=plan.secure) as cluster,
-        ThreadPoolExecutor(max_workers=1) as helper,
-    ):
-        return _Director(plan, show, cluster, helper, os.path.join(folder, "digits.npz")).direct()
-
-
-@dataclass(eq=False)
-class _Trainer:
-    """A training process."""
-
-    name: str
-    process: ClientProcess
-    killed: bool = False
-    finished: bool = False
+    with Cluster(plan.peers, fork=True, secure=plan.secure) as cluster, ThreadPoolExecutor(max_workers=1) as helper:
+        return _Director(plan, show, cluster, helper).direct()
 
 
 class _Director:
     """Reacts to the training processes' reports; see play()."""
 
-    def __init__(self, plan: DemoPlan, show: Show, cluster: Cluster, helper: ThreadPoolExecutor, digits: str) -> None:
+    def __init__(self, plan: DemoPlan, show: Show, cluster: Cluster, helper: ThreadPoolExecutor) -> None:
         self._plan, self._show, self._cluster, self._helper = plan, show, cluster, helper
         self._outcome = Outcome(plan.steps)
-        self._course = Course(digits, plan.seed, plan.steps)
-        self._members: list[_Trainer] = []  # [i] is the client of the cluster's daemon i
+        self._course = Course(data.digits(), plan.seed, plan.steps)
+        self._processes: list[ClientProcess] = []  # [i] is the client of the cluster's daemon i
         self._ranks: dict[int, int] = {}  # rank -> index of the member, at the start
         self._waiting: set[str] = set()
         self._new_daemon: Future[int] | None = None  # its index, once it runs
 
     def direct(self) -> Outcome:
         """Start all, react until all have finished."""
-        data.digits().save(self._course.digits)
         for _ in range(self._plan.peers):
             self._start_member(self._plan.kill_in, self._plan.join_before)
-        self._alone = _Trainer(_ALONE, ClientProcess(_ALONE, alone, (self._course,), fork=True))
+        alone = ClientProcess("single process", train_alone, (self._course,), fork=True)
         try:
-            while not (self._outcome.newcomer and all(one.finished or one.killed for one in self._everyone())):
-                for trainer, report in self._hear():
-                    if trainer is not self._alone:
-                        self._hear_member(trainer, report)
-                    elif isinstance(report, reports.Stepped):
-                        self._outcome.alone.append(report)
-                    elif isinstance(report, reports.Finished):
-                        self._outcome.alone_finished = report
+            while not self._outcome.newcomer or self._training():
+                for i, report in self._hear():
+                    self._hear_member(i, report)
+            self._outcome.alone, self._outcome.alone_finished = alone.result(self._plan.silence_timeout)
         finally:
-            self._alone.process.close()
+            alone.close()
         return self._outcome
 
-    def _everyone(self) -> list[_Trainer]:
-        return [*self._members, self._alone]
-
     def _start_member(self, *wait_before: int, spoil: bool = False) -> None:
-        i = len(self._members)
+        i = len(self._processes)
         name = self._cluster.name(i)
         process = self._cluster.client(i, take_part, name, self._plan.peers, self._course, wait_before, spoil)
-        self._members.append(_Trainer(name, process))
+        self._processes.append(process)
         self._outcome.reports[name] = []
 
-    def _hear(self) -> Iterator[tuple[_Trainer, reports.AnyReport]]:
-        """The next reports, and whose they are.
+    def _training(self) -> dict[ClientProcess, int]:
+        """Those that are alive and have not finished, and their index."""
+        over = {self._outcome.victim, *self._outcome.finished}
+        return {one: i for i, one in enumerate(self._processes) if self._cluster.name(i) not in over}
+
+    def _hear(self) -> Iterator[tuple[int, reports.AnyReport]]:
+        """The next reports, and the index of whose they are.
 
         Raises:
             WancollError: a process ended that was neither killed nor finished, or all have been silent for too long.
         """
-        still = {one.process: one for one in self._everyone() if not one.finished and not one.killed}
-        heard = ClientProcess.heard(still, self._plan.silence_timeout)
+        training = self._training()
+        heard = ClientProcess.heard(training, self._plan.silence_timeout)
         if not heard:
             raise WancollError(
                 f"no training process has said anything for {self._plan.silence_timeout:g} s",
-                who=", ".join(one.name for one in still.values()),
+                who=", ".join(self._cluster.name(i) for i in training.values()),
                 hint="a slow machine needs more: --silence-timeout",
             )
         for process in heard:
-            trainer = still[process]
-            if trainer.killed:  # since: by what another one said
+            i = training[process]
+            if self._cluster.name(i) == self._outcome.victim:  # since: by what another one said
                 continue
             try:
                 report = process.next(0.0)
             except Exception as bad:
                 got = f"{type(bad).__name__}: {bad}"
-                raise WancollError("the training process ended early", who=trainer.name, got=got) from bad
-            trainer.finished = isinstance(report, reports.Finished)
-            yield trainer, report
+                raise WancollError("the training process ended early", who=self._cluster.name(i), got=got) from bad
+            yield i, report
 
-    def _hear_member(self, trainer: _Trainer, report: reports.AnyReport) -> None:
+    def _hear_member(self, i: int, report: reports.AnyReport) -> None:
+        name = self._cluster.name(i)
         match report:
             case reports.Started():
                 self._show.started(report)
-                self._ranks.setdefault(report.rank, self._members.index(trainer))
+                self._ranks.setdefault(report.rank, i)
             case reports.Waiting():
-                self._waiting.add(trainer.name)
-                if self._waiting == {one.name for one in self._members if not one.killed}:
+                self._waiting.add(name)
+                if self._waiting == set(self._outcome.members):
                     self._all_wait(report.step)
             case reports.Stepped():
-                self._outcome.reports[trainer.name].append(report)
+                self._outcome.reports[name].append(report)
                 self._show.stepped(report)
                 if report.step == self._plan.kill_in and len(self._outcome.hit) == self._plan.peers - 1:
                     self._show.recovered(self._outcome)
                 if report.step >= self._plan.call_newcomer_in:
                     self._call_newcomer()
             case reports.Finished():
-                self._outcome.finished[trainer.name] = report
+                self._outcome.finished[name] = report
 
     def _all_wait(self, step: int) -> None:
         """Every member that is alive waits for word, at the same step; a newcomer before it connects."""
@@ -166,9 +147,8 @@ class _Director:
             self._call_newcomer(wait=True)
         else:
             self._waiting.clear()
-            for trainer in self._members:
-                if not trainer.killed:
-                    trainer.process.answer(self._plan.peers)
+            for process in self._training():
+                process.answer(self._plan.peers)
 
     def _kill_in_mid_op(self) -> None:
         """Let the all-reduce start, stop one member's daemon in it, and kill daemon and training process.
@@ -177,16 +157,15 @@ class _Director:
         of its bytes were with the others they would commit its part without it.
         """
         i = self._ranks[self._plan.peers // 2]
-        victim, name = self._members[i], self._cluster.name(i)
+        name = self._cluster.name(i)
         self._cluster.failpoint(i, "on_post", "pause")
-        for trainer in self._members:
-            trainer.process.answer(0)
+        for process in self._processes:
+            process.answer(0)
         wait_stopped(self._cluster.pid(i), f"{name}'s daemon", _MID_OP_TIMEOUT)
         self._await_running([k for k in range(self._plan.peers) if k != i])
         self._outcome.victim, self._outcome.killed_in = name, self._plan.kill_in
         self._outcome.killed_at = time.monotonic()
-        victim.killed = True
-        victim.process.kill()
+        self._processes[i].kill()
         self._cluster.kill(i)
         self._show.killed(self._outcome)
 

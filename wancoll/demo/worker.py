@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,7 @@ import numpy as np
 import wancoll
 from wancoll.demo import data
 from wancoll.demo.model import PARAMETERS, Array, Replica, accuracy, loss_and_gradient
-from wancoll.demo.reports import AnyReport, Finished, Started, Stepped, Waiting
+from wancoll.demo.reports import Finished, Started, Stepped, Waiting
 from wancoll.testing import Ask, tell
 
 if TYPE_CHECKING:
@@ -21,9 +20,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """What all train: the digits in the .npz file at that path, the seed, the steps in all."""
+    """What all train: the digits, the seed, the steps in all."""
 
-    digits: str
+    digits: data.Digits
     seed: int
     steps: int
 
@@ -61,13 +60,11 @@ def take_step(comm: Communicator, replica: Replica, digits: data.Digits, buffer:
     return Stepped(step, float(mean[-1]), samples, receipt.epoch, receipt.contributors, receipt.attempts, committed)
 
 
-def train(
-    comm: Communicator, replica: Replica, digits: data.Digits, course: Course, wait_before: tuple[int, ...]
-) -> None:
+def train(comm: Communicator, replica: Replica, course: Course, wait_before: tuple[int, ...]) -> None:
     """Train up to the course's last step."""
     buffer = comm.empty(PARAMETERS + 2, np.float32)  # in shared memory: the operation copies nothing
     while replica.step < course.steps:
-        tell(take_step(comm, replica, digits, buffer, course.seed))
+        tell(take_step(comm, replica, course.digits, buffer, course.seed))
         if replica.step == course.steps:
             return
         admit(comm, replica)  # a newcomer goes on from here with the others: with the next step
@@ -86,45 +83,35 @@ def take_part(
     *start_world*: members at the start; one less may go on. *wait_before*: steps before which it waits for word; 0:
     before it connects. *spoil*: flip one bit of the parameters at the end (a test).
     """
-    digits, replica = data.load(course.digits), Replica(course.seed)
+    replica = Replica(course.seed)
     begun: list[int] = []
 
     def life(comm: Communicator) -> None:
         hand_over(comm, replica)
         begun.append(replica.step)
         tell(Started(comm.rank, comm.epoch, comm.members))
-        train(comm, replica, digits, course, wait_before)
+        train(comm, replica, course, wait_before)
 
     if 0 in wait_before:
         tell(Ask(Waiting(0)))
     wancoll.run(life, socket=socket, name=name, start_world=start_world, min_world=start_world - 1)
     if spoil:
         replica.parameters.view(np.uint32)[0] ^= 1
-    tell(finished(replica, digits, replica.step - begun[0]))
+    tell(finished(replica, course.digits, replica.step - begun[0]))
 
 
 # ---- alone --------------------------------------------------------------------------------------------
 
 
-def train_alone(digits: data.Digits, *, seed: int, steps: int) -> tuple[Replica, list[float]]:
-    """The same training in a single process, without wancoll: the trained replica and the mean loss of each step."""
-    replica = Replica(seed)
-    losses = []
-    for step in range(1, steps + 1):
-        mine = data.batch(seed, step, len(digits.labels))
+def train_alone(course: Course) -> tuple[list[Stepped], Finished]:
+    """The same training in a single process, without wancoll: what the demo compares with."""
+    digits, replica, steps = course.digits, Replica(course.seed), list[Stepped]()
+    for step in range(1, course.steps + 1):
+        mine = data.batch(course.seed, step, len(digits.labels))
         loss, gradient = loss_and_gradient(replica.parameters, digits.images[mine], digits.labels[mine])
         replica.apply(gradient / len(mine))
-        losses.append(loss / len(mine))
-    return replica, losses
-
-
-def alone(course: Course) -> Iterator[AnyReport]:
-    """What the demo compares with; tells its steps when all are done."""
-    digits = data.load(course.digits)
-    replica, losses = train_alone(digits, seed=course.seed, steps=course.steps)
-    for step, loss in enumerate(losses, start=1):
-        yield Stepped(step, loss, data.BATCH)
-    yield finished(replica, digits, course.steps)
+        steps.append(Stepped(step, loss / len(mine), len(mine)))
+    return steps, finished(replica, digits, course.steps)
 
 
 def finished(replica: Replica, digits: data.Digits, steps: int) -> Finished:

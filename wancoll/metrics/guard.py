@@ -13,9 +13,11 @@ _LEAST_TOKEN = 16  # characters
 
 
 def listeners_for(what: str, where: str, token: str, module: str) -> list[socket.socket]:
-    """Open the listeners of the option --*what* WHERE; none where that is "".
+    """Open the listeners of the option --*what* WHERE, such as "metrics"; none where that is "".
 
-    Raises ConfigError: see guarded(); or *module*, which serves them, needs a package that is not installed.
+    What is told there is for all of this machine, and beyond it for who shows a token: one rule for all such. Raises
+    ConfigError: the address cannot be used, or others could read there, and no token (WANCOLL_METRICS_TOKEN) keeps them
+    off; or *module*, which serves them, needs a package that is not installed.
     """
     if not where:
         return []
@@ -23,15 +25,6 @@ def listeners_for(what: str, where: str, token: str, module: str) -> list[socket
         import_module(module)  # only now: it may take a tenth of a second
     except ImportError as missing:
         raise without_package(f"--{what}", what, missing) from missing
-    return guarded(where, token, what)
-
-
-def guarded(where: str, token: str, what: str) -> list[socket.socket]:
-    """Listeners for what is told to all of this machine, and beyond it to who shows a token: one rule for all such.
-
-    *what* is the option's name, such as "metrics". Raises ConfigError: the address *where* cannot be used, or others
-    could read there, and no token (WANCOLL_METRICS_TOKEN) keeps them off.
-    """
     variable = f"WANCOLL_{what.upper()}_TOKEN"
     if token and (len(token) < _LEAST_TOKEN or not token.isascii() or not token.isprintable() or " " in token):
         expected = f"{_LEAST_TOKEN} printable ASCII characters or more, no spaces"

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from wancoll.collective import Codec, DType, ReduceOp
 from wancoll.errors import ConfigError
-from wancoll.limits import BLOCK, KIB
+from wancoll.limits import KIB
 from wancoll.native import ffi, lib
 from wancoll.native.seal import Sealed
 from wancoll.schedule.steps import Buffer, Place, Schedule, Step
@@ -22,7 +22,6 @@ from wancoll.schedule.steps import Buffer, Place, Schedule, Step
 if TYPE_CHECKING:
     from wancoll import _native as c
 
-DIGEST_BLOCK = BLOCK
 SEGMENT = 512 * KIB
 STRIPE = 256 * KIB
 NOTE_BYTES = 128
@@ -371,10 +370,10 @@ class Engine:
     def send_note(self, link: int, note: bytes) -> bool:
         """Send 1 to NOTE_BYTES bytes over the link's note lane, at once and without waiting.
 
-        Notes arrive in order, and are lost only with the link, of which LaneDown tells. Returns False if the link has
-        no note lane yet, or lost it, or the other end has not taken notes for long.
+        Notes arrive in order, and are lost only with the note lane's connection, of which LaneDown tells: so are those
+        that find none. Returns False if the other end has not taken notes for long.
         """
-        if lib.wc_note_send(self._live, link, note, len(note)) == 0:
+        if lib.wc_note_send(self._live, link, note, len(note)) == 0 or ffi.errno == errno.ENOTCONN:
             return True
         if ffi.errno == errno.EINVAL:
             raise _refusal("a note cannot be sent", f"{len(note)} bytes for link {link}", _NOTE_RULES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -38,10 +38,26 @@ def ask(
         ProtocolError: what came back cannot be read.
         ConfigError: the unix socket is another user's.
     """
+    for answer in said(where, question, answers, timeout=timeout, who=who, proof=proof):
+        return answer
+    raise ConnectionError("it closed the connection without an answer")
+
+
+def said(
+    where: tuple[str, int] | str,
+    question: msgspec.Struct,
+    answers: Any,
+    *,
+    timeout: float,
+    who: str,
+    proof: Proof | None = None,
+    anybody: bool = False,
+) -> Iterator[Any]:
+    """Ask as ask() does, and yield all that comes back until the connection is closed; of *anybody*'s socket, too."""
     decoder: Decoder[Any] = Decoder(answers, DEFAULT.message_bytes, who=who)
     ends = time.monotonic() + timeout
     with contextlib.closing(_connect(where, timeout)) as connection:
-        if isinstance(where, str):
+        if isinstance(where, str) and not anybody:
             check_owner(connection, where)
         try:
             line = _Line(connection, ends)
@@ -51,13 +67,13 @@ def ask(
             while data := line.receive():
                 for answer in decoder.feed(data):
                     if proof is None or not isinstance(answer, m.Challenge):
-                        return answer
-                    line.send(encode(proof.first(acceptor, answer.nonce, question)))
+                        yield answer
+                    else:
+                        line.send(encode(proof.first(acceptor, answer.nonce, question)))
         except TlsFailed as failed:
             raise ConnectionError(str(failed)) from failed
         except TimeoutError as late:
             raise TimeoutError(f"no answer within {timeout:g} s") from late
-    raise ConnectionError("it closed the connection without an answer")
 
 
 class _Line:

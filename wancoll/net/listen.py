@@ -81,15 +81,10 @@ def advertised(advertise: Sequence[str], bound: socket.socket, local_host: str) 
     return [join_address(local_host.removeprefix("::ffff:") if wildcard else host, port)]
 
 
-def everybody(_: socket.socket) -> bool:
-    """Let each connection in."""
-    return True
-
-
 async def serve_connections(
     listeners: Iterable[socket.socket],
     handler: Callable[[trio.SocketStream], Awaitable[None]],
-    lets_in: Callable[[socket.socket], bool] = everybody,
+    lets_in: Callable[[socket.socket], bool] = lambda _: True,
 ) -> None:
     """Task: give each connection to *handler*, in a task of its own, and close it after that; until cancelled.
 
@@ -279,14 +274,9 @@ class Handshakes:
 
 
 class _Room:
-    """Room for *most* connections.
+    """Room for *most* connections; docs/security.md has the rule which of them gives way to one more.
 
-    Where one more comes and an address has more than its share, a quarter, the one with most pays for it with its
-    newest, so that whoever has few is not disturbed. If none has more than the newcomer's own, that one's oldest gives
-    way, where it has its share, else the oldest of all; or any of those, where that one has not had *least* seconds
-    yet: in a crowd that comes so fast most who need a few milliseconds come through. Within a share nobody is the
-    busiest: strangers of many addresses, with one connection each, do not put out a daemon that opens all its lanes at
-    once. One that is alone may fill all the room, until another one comes.
+    In a crowd that comes so fast that none has had *least* seconds most who need a few milliseconds come through.
     """
 
     def __init__(self, most: int, least: float) -> None:

@@ -1,8 +1,6 @@
 """The proof of a key: what a dialler signs, what an acceptor checks, and receipts, by which masters vouch for keys.
 
-TLS proves the acceptor's key. Then the dialler signs the acceptor's challenge, in the way of SSH's publickey method
-(RFC 4252, section 7) and of the SIGMA protocols: with it the purpose, both keys, and what it says first. So nobody can
-use a signature for another acceptor, connection, purpose or message. docs/protocol.md shows all fields.
+TLS proves the acceptor's key. Then the dialler signs the acceptor's challenge. docs/protocol.md shows all fields.
 """
 
 from __future__ import annotations

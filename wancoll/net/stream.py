@@ -251,10 +251,10 @@ class Stream:
             if self._early:
                 early, self._early = self._early, b""
                 return early
-            if self._over():
+            if self.tls is not None and self.tls.over:  # what comes after a goodbye is not read
                 self.ended = self.ended or _CLOSED
                 return b""
-            if self._holds():
+            if self.tls is not None and self.tls.more:
                 await trio.lowlevel.checkpoint()  # the others' turn
                 came: bytes | None = b""
             elif (came := await self._read()) == b"":
@@ -269,14 +269,6 @@ class Stream:
 
     def _gone(self) -> bool:
         return self.ending or self._closed or self.is_foreign
-
-    def _holds(self) -> bool:
-        """Whether something that is to be opened has come already."""
-        return self.tls is not None and self.tls.more
-
-    def _over(self) -> bool:
-        """Whether the other end has said goodbye: what it sends after that is not read."""
-        return self.tls is not None and self.tls.over
 
     async def _read(self) -> bytes | None:
         """What is in the socket, b"" at its end; None: look again."""

@@ -3,12 +3,8 @@
 trio's SSLStream has to wait to send, and our sends never do; this is the same OpenSSL in memory. Nothing that was
 opened stays inside, so what a socket has to say is all that there is to wait for, but while there is `more`.
 
-Only the acceptor shows a certificate, and it is but an envelope of its key: the dialler asks for `shown`, and looks at
-nothing else in it. An acceptor never asks for one, so that no stranger's costs it anything. A dialler reads one, which
-may be made to take a tenth of a second: its handshake runs in a thread (`Stream.shake_hands`).
-
-OpenSSL is given one record at a time, so that whoever connects costs little: a call opens few records, and few in all
-may hold no data. New keys above all take far longer to open than to send, and no end of a control connection sends any.
+OpenSSL is given one record at a time, so that whoever connects costs little (docs/security.md): a call opens few
+records, and few in all may hold no data.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What an operation should take: the classic alpha-beta model, this engine's pipelined one, and the choice from it.
 
-*Classic* (`messages`, `bytes_on_path`, `seconds`, `crossover`): T = messages * alpha + bytes * beta of an all-reduce,
-one step after the other, as in Thakur, Rabenseifner and Gropp, 2005, "Optimization of collective communication
-operations in MPICH", and Patarasuk and Yuan, 2009. It compares algorithms on paper; `wancoll model` prints it.
+*Classic* (`seconds`, `crossover`): T = messages * alpha + bytes * beta of an all-reduce, one step after the other, as
+in Thakur, Rabenseifner and Gropp, 2005, "Optimization of collective communication operations in MPICH", and Patarasuk
+and Yuan, 2009. It compares algorithms on paper; `wancoll model` prints it.
 
 *Pipelined* (`predicted`, `choices`): what this project's executor does. A member passes bytes on while the rest of them
 still arrives, and sends and receives at the same time, so a step does not wait for the one before it. Two things are
@@ -24,29 +24,6 @@ from dataclasses import dataclass
 
 ALGORITHMS = ("naive", "tree", "ring", "halving_doubling", "double_tree", "direct", "full_exchange", "hierarchical")
 HALVED = ("ring", "direct")  # their all-reduce is a reduce_scatter and then an all_gather that takes as long
-
-# Which algorithms each kind of collective has. Of those about equally fast the first is chosen:
-# a ring has two links for each member and one sender for each receiver, a direct exchange a link for each pair.
-AVAILABLE: dict[str, tuple[str, ...]] = {
-    "all_reduce": (
-        "ring",
-        "direct",
-        "halving_doubling",
-        "tree",
-        "double_tree",
-        "full_exchange",
-        "naive",
-        "hierarchical",
-    ),
-    "reduce_scatter": ("ring", "direct"),
-    "all_gather": ("ring", "direct"),
-    "broadcast": ("ring", "tree", "double_tree", "direct"),
-    "reduce": ("ring", "tree", "double_tree", "direct"),
-    "gather": ("direct", "ring"),
-    "scatter": ("direct", "ring"),
-    "all_to_all": ("direct", "ring"),
-}
-KINDS = tuple(AVAILABLE)
 
 GRID = tuple(sorted({round(2 ** (i / 4)) for i in range(4 * 42 + 1)}))  # bytes: four sizes to an octave, to 4 TiB
 NEAR = 1.02  # times within this factor are alike to `choices`: links are not measured better
@@ -82,21 +59,8 @@ class Sites:
 # ---- the classic model ---------------------------------------------------------------------------------
 
 
-def messages(algorithm: str, world_size: int) -> float:
-    """Messages that follow each other in an all-reduce of *world_size* members; those that leave together count once.
-
-    Not for hierarchical, whose hops have two costs: see `seconds`. Raises ValueError: no such algorithm, or no members.
-    """
-    return _classic(algorithm, world_size)[0]
-
-
-def bytes_on_path(algorithm: str, nbytes: float, world_size: int) -> float:
-    """Bytes that follow each other on the busiest member's link in an all-reduce of *nbytes*; see `messages`."""
-    return _classic(algorithm, world_size)[1] * nbytes
-
-
 def handled(algorithm: str, world_size: int, kind: str = "all_reduce") -> int:
-    """Messages that the busiest member sends and receives, in sum; see `messages`."""
+    """Messages that the busiest member sends and receives, in sum. Raises ValueError: there is no such algorithm."""
     _check(algorithm, world_size)
     return _pipe(kind, algorithm).handled(world_size) if world_size > 1 else 0
 
@@ -148,7 +112,7 @@ def crossover(first: str, second: str, world_size: int, cost: LinkCost, *, sites
 
 
 def _classic(algorithm: str, world_size: int) -> tuple[float, float]:
-    """Messages, and bytes for each byte of the tensor."""
+    """Messages that follow each other, those that leave together as one, and bytes for each byte of the tensor."""
     _check(algorithm, world_size)
     k = world_size
     if k == 1:
@@ -168,9 +132,8 @@ def _classic(algorithm: str, world_size: int) -> tuple[float, float]:
             return 2 * _levels(k), min(k, 4) / 2
         case "direct":
             return 2, 2 * (k - 1) / k
-        case "full_exchange":
+        case _:  # full_exchange
             return 1, k - 1
-    raise ValueError(f"{algorithm} has hops of two costs: it has no single count")
 
 
 def _line(algorithm: str, world_size: int, cost: LinkCost, sites: Sites | None) -> tuple[float, float]:
@@ -230,36 +193,45 @@ def _halving_doubling(t: float, k: int, alpha: float) -> float:
 
 # A rank of a double tree has four links at most, each with half of the tensor both ways.
 # In tree and naive a root's downlink takes from its children while its uplink gives to them: the directions overlap.
-_PIPES: dict[tuple[str, str], _Pipe] = {
-    ("all_reduce", "naive"): _Pipe(lambda t, k, a: 2 * a + (k - 1) * t, lambda k: 2 * (k - 1)),
-    ("all_reduce", "tree"): _Pipe(lambda t, k, a: 2 * _depth(k) * a + _levels(k) * t, lambda k: 2 * _levels(k)),
-    ("all_reduce", "ring"): _Pipe(lambda t, k, a: _steps(2 * (k - 1), t / k, a), lambda k: 4 * (k - 1)),
-    ("all_reduce", "halving_doubling"): _Pipe(
+_ALL_REDUCE = {
+    "ring": _Pipe(lambda t, k, a: _steps(2 * (k - 1), t / k, a), lambda k: 4 * (k - 1)),
+    "direct": _Pipe(lambda t, k, a: _steps(2, t * (k - 1) / k, a), lambda k: 4 * (k - 1)),
+    "halving_doubling": _Pipe(
         _halving_doubling, lambda k: 4 * (_power_below(k) - 1) + (0 if _power_below(k) == k else 2 * _power_below(k))
     ),
-    ("all_reduce", "double_tree"): _Pipe(
-        lambda t, k, a: 2 * _levels(k) * a + min(k, 4) / 2 * t, lambda k: 2 * min(k, 4)
-    ),
-    ("all_reduce", "direct"): _Pipe(lambda t, k, a: _steps(2, t * (k - 1) / k, a), lambda k: 4 * (k - 1)),
-    ("all_reduce", "full_exchange"): _Pipe(lambda t, k, a: a + (k - 1) * t, lambda k: 2 * (k - 1)),
-    ("broadcast", "ring"): _Pipe(lambda t, k, a: (k - 1) * a + t, lambda k: 1 if k == 2 else 2),  # a chain
-    ("broadcast", "tree"): _Pipe(lambda t, k, a: _depth(k) * a + _levels(k) * t, _levels),
-    ("broadcast", "double_tree"): _Pipe(lambda t, k, a: _levels(k) * a + t, lambda k: min(k, 4)),
-    ("broadcast", "direct"): _Pipe(lambda t, k, a: a + (k - 1) * t, lambda k: k - 1),
-    ("reduce", "ring"): _Pipe(lambda t, k, a: (k - 1) * a + t, lambda k: 1 if k == 2 else 2),  # a chain
-    ("reduce", "tree"): _Pipe(lambda t, k, a: _depth(k) * a + _levels(k) * t, _levels),
-    ("reduce", "double_tree"): _Pipe(lambda t, k, a: _levels(k) * a + t, lambda k: min(k, 4)),
-    ("reduce", "direct"): _Pipe(lambda t, k, a: a + (k - 1) * t, lambda k: k - 1),
-    ("gather", "direct"): _Pipe(lambda t, k, a: a + t * (k - 1) / k, lambda k: k - 1),
-    ("scatter", "direct"): _Pipe(lambda t, k, a: a + t * (k - 1) / k, lambda k: k - 1),
-    ("all_to_all", "direct"): _Pipe(lambda t, k, a: a + t * (k - 1) / k, lambda k: 2 * (k - 1)),
+    "tree": _Pipe(lambda t, k, a: 2 * _depth(k) * a + _levels(k) * t, lambda k: 2 * _levels(k)),
+    "double_tree": _Pipe(lambda t, k, a: 2 * _levels(k) * a + min(k, 4) / 2 * t, lambda k: 2 * min(k, 4)),
+    "full_exchange": _Pipe(lambda t, k, a: a + (k - 1) * t, lambda k: 2 * (k - 1)),
+    "naive": _Pipe(lambda t, k, a: 2 * a + (k - 1) * t, lambda k: 2 * (k - 1)),
 }
-for _kind in ("gather", "scatter"):  # a chain, too; for where links are missing
-    _PIPES[_kind, "ring"] = _Pipe(lambda t, k, a: (k - 1) * a + t * (k - 1) / k, lambda k: 2 * k - 3)
-_PIPES["all_to_all", "ring"] = _Pipe(lambda t, k, a: (k - 1) * (a + t / 2), lambda k: k * (k - 1))
-for _kind in ("reduce_scatter", "all_gather"):
-    _PIPES[_kind, "ring"] = _Pipe(lambda t, k, a: _steps(k - 1, t / k, a), lambda k: 2 * (k - 1))
-    _PIPES[_kind, "direct"] = _Pipe(lambda t, k, a: a + t * (k - 1) / k, lambda k: 2 * (k - 1))
+_HALF = {
+    "ring": _Pipe(lambda t, k, a: _steps(k - 1, t / k, a), lambda k: 2 * (k - 1)),
+    "direct": _Pipe(lambda t, k, a: a + t * (k - 1) / k, lambda k: 2 * (k - 1)),
+}
+_WHOLE_TENSOR = {  # from a root, or to it; a ring is a chain
+    "ring": _Pipe(lambda t, k, a: (k - 1) * a + t, lambda k: 1 if k == 2 else 2),
+    "tree": _Pipe(lambda t, k, a: _depth(k) * a + _levels(k) * t, _levels),
+    "double_tree": _Pipe(lambda t, k, a: _levels(k) * a + t, lambda k: min(k, 4)),
+    "direct": _Pipe(lambda t, k, a: a + (k - 1) * t, lambda k: k - 1),
+}
+_BLOCKS = {  # the same; the chain is for where links are missing
+    "direct": _Pipe(lambda t, k, a: a + t * (k - 1) / k, lambda k: k - 1),
+    "ring": _Pipe(lambda t, k, a: (k - 1) * a + t * (k - 1) / k, lambda k: 2 * k - 3),
+}
+_EXCHANGE = {
+    "direct": _Pipe(lambda t, k, a: a + t * (k - 1) / k, lambda k: 2 * (k - 1)),
+    "ring": _Pipe(lambda t, k, a: (k - 1) * (a + t / 2), lambda k: k * (k - 1)),
+}
+_PIPES = {
+    "all_reduce": _ALL_REDUCE, "reduce_scatter": _HALF, "all_gather": _HALF, "broadcast": _WHOLE_TENSOR,
+    "reduce": _WHOLE_TENSOR, "gather": _BLOCKS, "scatter": _BLOCKS, "all_to_all": _EXCHANGE,
+}  # fmt: skip
+
+# Which algorithms each kind of collective has. Of those about equally fast the first is chosen:
+# a ring has two links for each member and one sender for each receiver, a direct exchange a link for each pair.
+AVAILABLE = {kind: tuple(pipes) for kind, pipes in _PIPES.items()}
+AVAILABLE["all_reduce"] += ("hierarchical",)
+KINDS = tuple(AVAILABLE)
 
 
 def predicted(
@@ -372,9 +344,9 @@ def _check(algorithm: str, world_size: int) -> None:
 
 
 def _pipe(kind: str, algorithm: str) -> _Pipe:
-    if (kind, algorithm) not in _PIPES:
+    if algorithm not in _PIPES.get(kind, ()):
         raise ValueError(f"no algorithm {algorithm!r} for {kind!r}, expected one of {AVAILABLE.get(kind, KINDS)}")
-    return _PIPES[kind, algorithm]
+    return _PIPES[kind][algorithm]
 
 
 def _shape(world_size: int, sites: Sites | None) -> tuple[int, int, int]:

@@ -38,11 +38,6 @@ class RoundReport:
     problem: str = ""  # why it gives up; empty: it does not
 
 
-def report_bytes(stripes: int, members: int) -> int:
-    """Size of an encoded report."""
-    return math.ceil(stripes / 8) + math.ceil(members / 8) + _TEXT_BYTES
-
-
 def encode_report(report: RoundReport, stripes: int, members: Sequence[str]) -> bytes:
     """A report for these members; all have the same size."""
     bad = [number for number, name in enumerate(members) if name in report.bad]

@@ -13,7 +13,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from wancoll.errors import BY_NAME, ConfigError
 from wancoll.limits import DEFAULT, PROTOCOL_VERSION
@@ -39,7 +39,7 @@ _END_TIMEOUT = 2.0  # seconds between SIGTERM and SIGKILL at the end
 KEPT_VARIABLES = frozenset({"WANCOLL_CPU", "WANCOLL_VOTERS"})
 
 
-class Cluster:
+class Cluster(contextlib.AbstractContextManager["Cluster"]):
     """A master and peer daemons on loopback, each a process of its own. A context manager.
 
     Whatever happens, the processes end with this object (or with this process, if it is killed) and its
@@ -131,9 +131,6 @@ class Cluster:
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import ssl
 import tempfile
-import urllib.error
-import urllib.request
-from typing import Self
 
 from wancoll.errors import ConfigError
 from wancoll.process import Child, start
 from wancoll.testing.ports import port_of, reserve
 
 
-class Etcd:
+class Etcd(contextlib.AbstractContextManager["Etcd"]):
     """A running etcd. A context manager; it ends with this object, or with this process if it is killed.
 
     Args:
@@ -45,9 +43,6 @@ class Etcd:
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -85,17 +80,14 @@ class Etcd:
             raise
 
     def _answers(self) -> bool:
-        ways: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
+        import httpx  # of the extra that masters of an etcd need
+
+        context = ssl.create_default_context(cafile=self._ca or None)
         if self._ca:
-            context = ssl.create_default_context(cafile=self._ca)
             context.load_cert_chain(self._cert, self._key)
-            ways.append(urllib.request.HTTPSHandler(context=context))
-        opener = urllib.request.build_opener(*ways)
-        try:
-            with opener.open(f"{self.url}/health", timeout=1.0) as answer:
-                return b'"true"' in answer.read()
-        except (urllib.error.URLError, OSError):
-            return False
+        with contextlib.suppress(httpx.HTTPError):
+            return '"true"' in httpx.get(f"{self.url}/health", timeout=1.0, verify=context, trust_env=False).text
+        return False
 
     def kill(self) -> None:
         """SIGKILL; returns when it is gone."""

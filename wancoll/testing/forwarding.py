@@ -15,18 +15,17 @@ from typing import Any
 import trio
 
 from wancoll.errors import ProtocolError
+from wancoll.net.dial import DialFailed, read_frame
 from wancoll.testing.owners import GONE, Owners
-from wancoll.testing.records import Records, tampered
 from wancoll.wire import messages as m
-from wancoll.wire.framing import HEADER_BYTES, begins_tls, body_length, decode_body
+from wancoll.wire.framing import begins_tls, encode
 
 _CHUNK = 256 * 1024
-_HELLO_BYTES = 4096
+_LEAST_ATTACKED = 4096  # bytes that are forwarded at once
 _QUEUE = 64  # chunks on their way through a delay
 _SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27
 _PORT_TRIES = 20
 _SLICE = 0.02  # seconds of a slow lane's bytes that are forwarded at once
-_ATTACKS = ("flip", "drop", "repeat", "reorder", "splice")
 
 
 @dataclass(slots=True, eq=False)
@@ -60,11 +59,12 @@ class Lane:
 class Proxy:
     """Forwards lanes and breaks them by rules. Rules are looked up for every piece that is forwarded."""
 
+    attacks: tuple[str, ...] = ("flip",)  # kinds of rules that change bytes
+
     def __init__(self, pipe: Connection, targets: list[tuple[str, int]]) -> None:
         self._pipe, self._targets, self._owners = pipe, targets, Owners(targets)
         self._newest = 0  # rule
         self._sealed: list[Lane] = []  # that there are now
-        self._overheard: dict[Lane, bytes] = {}  # the last record of each of these
         self._rules: dict[int, Rule] = {}
         self._changed = trio.Event()
 
@@ -121,13 +121,12 @@ class Proxy:
                     nursery.start_soon(self._pump, lane, False, far, near, nursery.cancel_scope)
             finally:
                 far.close()
-        except (OSError, ProtocolError, trio.ClosedResourceError):
+        except (OSError, ProtocolError, DialFailed, trio.ClosedResourceError):
             pass
         finally:
             near.close()
             if lane is not None and lane.sealed:
                 self._sealed.remove(lane)
-                self._overheard.pop(lane, None)
 
     async def _first(self, near: Any, index: int) -> tuple[bytes, Lane | None]:
         """The dialler's first frame, if it is in clear, and its lane; None: the dialler has closed the connection.
@@ -142,22 +141,13 @@ class Proxy:
             number = next(number for number in range(len(taken) + 1) if number not in taken)
             self._sealed.append(Lane(dialler, index, number, self._newest, sealed=True))
             return b"", self._sealed[-1]
-        data = b""
-        size = HEADER_BYTES
-        while len(data) < size:
-            more = await near.recv(size - len(data))
-            if not more:
-                return b"", None
-            data += more
-            if len(data) == HEADER_BYTES:
-                size += body_length(data, _HELLO_BYTES, who="dialler")
-        hello = decode_body(data[HEADER_BYTES:], m.LaneFirst, who="dialler")
-        if isinstance(hello, m.LaneHello):
-            dialler = self._owners.dialler(near.getsockname(), near.getpeername())
-            if dialler == GONE:
-                return b"", None
-            return data, Lane(dialler, index, hello.lane, self._newest, hello.channel == 1)
-        return data, Lane(-1, index, 0, 0)
+        hello = await read_frame(near, m.LaneFirst, who="dialler")
+        if not isinstance(hello, m.LaneHello):
+            return encode(hello), Lane(-1, index, 0, 0)
+        dialler = self._owners.dialler(near.getsockname(), near.getpeername())
+        if dialler == GONE:
+            return b"", None
+        return encode(hello), Lane(dialler, index, hello.lane, self._newest, hello.channel == 1)
 
     def _rule(self, lane: Lane, *, inward: bool, kinds: tuple[str, ...]) -> Rule | None:
         source, to = (lane.dialler, lane.target) if inward else (lane.target, lane.dialler)
@@ -177,13 +167,10 @@ class Proxy:
     async def _pump(self, lane: Lane, inward: bool, source: Any, to: Any, scope: trio.CancelScope) -> None:
         """Forward one direction until it ends; then the connection ends, unless the other direction goes on."""
         put, get = trio.open_memory_channel[tuple[float, bytes]](_QUEUE)
-        records = Records()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._deliver, lane, inward, get, to, scope)
             try:
                 while data := await self._receive(lane, inward, source):
-                    if lane.sealed and not (data := records.whole(data)):
-                        continue
                     delay = self._rule(lane, inward=inward, kinds=("delay",))
                     due = 0.0
                     if delay is not None:
@@ -221,23 +208,21 @@ class Proxy:
                         await _send(to, data[: int(cut.amount + len(data)) + 1])
                         self._once(cut)
                         break
-                attack = self._rule(lane, inward=inward, kinds=_ATTACKS)
-                last = Records.last(data) if lane.sealed else b""
-                if attack is not None and len(data) > _HELLO_BYTES:
-                    changed = tampered(data, attack.kind, attack.at, self._of_another(lane), sealed=lane.sealed)
+                attack = self._rule(lane, inward=inward, kinds=self.attacks)
+                if attack is not None and len(data) > _LEAST_ATTACKED:
+                    changed = self.attacked(lane, attack, data)
                     if changed != data:
                         data = changed
                         self._once(attack)
-                if last:
-                    self._overheard[lane] = last
                 await self._send_slowly(lane, inward, to, data)
         except OSError:
             pass
         scope.cancel()
 
-    def _of_another(self, lane: Lane) -> bytes:
-        """A record of another lane, the one overheard last; b"" if there is none."""
-        return next((record for other, record in reversed(self._overheard.items()) if other is not lane), b"")
+    def attacked(self, lane: Lane, attack: Rule, data: bytes) -> bytes:
+        """*data*, forwarded at once, after the *attack*; as it was if that cannot be done to it."""
+        at = int(attack.at * (len(data) - 1))
+        return data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :]
 
     def _once(self, rule: Rule) -> None:
         self._rules.pop(rule.id, None)
@@ -308,8 +293,7 @@ def _listen_all(hosts: list[str]) -> list[socket.socket]:
     raise AssertionError
 
 
-async def _main(pipe: Connection, hosts: list[str], targets: list[tuple[str, int]]) -> None:
-    proxy = Proxy(pipe, targets)
+async def _main(proxy: Proxy, pipe: Connection, hosts: list[str]) -> None:
     sockets = _listen_all(hosts)
     async with trio.open_nursery() as nursery:
         for index, sock in enumerate(sockets):
@@ -320,8 +304,8 @@ async def _main(pipe: Connection, hosts: list[str], targets: list[tuple[str, int
         nursery.cancel_scope.cancel()
 
 
-def forward(pipe: Connection, hosts: list[str], targets: list[tuple[str, int]]) -> None:
+def forward(pipe: Connection, hosts: list[str], targets: list[tuple[str, int]], kind: type[Proxy] = Proxy) -> None:
     """Listen on one port of all hosts, which is said first; obey the pipe's other end until it is closed."""
     with contextlib.suppress(PermissionError):
         os.nice(-5)  # all lanes go through this one process
-    trio.run(_main, pipe, hosts, targets)
+    trio.run(_main, kind(pipe, targets), pipe, hosts)

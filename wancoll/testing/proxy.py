@@ -6,10 +6,10 @@ import itertools
 import multiprocessing
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from socket import create_server
-from typing import Any, Self
+from typing import Any
 
 from wancoll.errors import ConfigError
 from wancoll.testing.cluster import Cluster
@@ -19,34 +19,32 @@ _START_SECONDS = 20.0
 _POLL = 0.005
 
 
-class Proxies:
+class Proxies(AbstractContextManager["Proxies"]):
     """Proxies in front of the data ports of daemons 0, 1, ...: 127.0.0.1 for the first, 127.0.0.2 for the next.
 
     They forward in one process, which ends with this object. A context manager.
 
     Args:
         targets: where the daemons' data ports are, as (host, port).
+        forward: what runs there; None: wancoll.testing.forwarding.forward.
 
     Attributes:
         port: of all proxies.
     """
 
-    def __init__(self, targets: Sequence[tuple[str, int]]) -> None:
+    def __init__(self, targets: Sequence[tuple[str, int]], forward: Callable[..., None] | None = None) -> None:
         self._numbers = itertools.count(1)
         self._fired: set[int] = set()
         self._saying, self._hearing = threading.Lock(), threading.Lock()
         self._pipe, theirs = multiprocessing.Pipe()
         hosts = [f"127.0.0.{i + 1}" for i in range(len(targets))]
-        self._process = ClientProcess("the proxies", _forward, (theirs, hosts, list(targets)))
+        self._process = ClientProcess("the proxies", forward or _forward, (theirs, hosts, list(targets)))
         theirs.close()
         try:
             self.port: int = self._hear(_START_SECONDS)
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -82,13 +80,12 @@ class Proxies:
         Args:
             kind: "oneway" (bytes are lost, acknowledgements too), "slow", "delay", "freeze" (nothing more is read from
                 the lanes that there are), "refuse" (new lanes that *source* dials, as a firewall), "truncate" (the
-                connection ends), "flip" (a bit); of sealed lanes: "drop", "repeat" (a record), "reorder" (two of them)
-                or "splice" (one of another lane comes in between). From "truncate" on they apply once.
+                connection ends), "flip" (a bit). The last two apply once.
             source: index of the daemon whose bytes are concerned; -1: any.
             to: index of the one that they are for; -1: any.
             lane: its number, of sealed lanes as they were dialled; -1: all.
             amount: slow: bytes per second; delay: seconds; truncate: bytes until the connection is closed.
-            at: where in what is forwarded at once, from 0 to 1: the bit, or the record.
+            at: where in what is forwarded at once, from 0 to 1, the bit is.
             sends: only lanes for sends and recvs, or (False) only those for collectives; None: both, and sealed ones,
                 of which that is not known.
         """
@@ -139,11 +136,13 @@ def _forward(*arguments: Any) -> None:
 
 
 @contextmanager
-def proxied_cluster(peers: int, *, peer_args: Sequence[str] = (), **options: Any) -> Iterator[tuple[Cluster, Proxies]]:
+def proxied_cluster(
+    peers: int, *, peer_args: Sequence[str] = (), forward: Callable[..., None] | None = None, **options: Any
+) -> Iterator[tuple[Cluster, Proxies]]:
     """A Cluster whose lanes go through proxies; *options* are the Cluster's."""
     with create_server(("127.0.1.1", 0)) as probe:
         port = probe.getsockname()[1]
-    with Proxies([(f"127.0.1.{i + 1}", port) for i in range(peers)]) as proxies:
+    with Proxies([(f"127.0.1.{i + 1}", port) for i in range(peers)], forward) as proxies:
         places = [f"--listen=127.0.1.{{i}}:{port}", f"--advertise=127.0.0.{{i}}:{proxies.port}"]
         with Cluster(peers, peer_args=[*places, *peer_args], **options) as cluster:
             yield cluster, proxies

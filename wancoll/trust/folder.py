@@ -96,6 +96,30 @@ def write_secret(path: str, data: bytes) -> None:
         os.close(folder)
 
 
+def read_secret(path: str, most: int, *, what: str, hint: str, broken: str = "") -> bytes:
+    """The first *most* bytes of a file for this user alone, which is *what*, such as "a key".
+
+    *hint*: what to do where others may read it; *broken*: where it cannot be read.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ConfigError: it cannot be read, or others may read or replace it.
+    """
+    try:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:  # of no pipe
+            about, found = os.fstat(file.fileno()), file.read(most) or b""
+    except FileNotFoundError:
+        raise
+    except OSError as bad:
+        raise ConfigError(f"{what} cannot be read", who=path, got=bad.strerror or str(bad), hint=broken) from bad
+    if open_to_others(about, reads=True):
+        raise ConfigError(
+            f"is {what} that others may read or replace", who=path, got=standing(about),
+            expected=f"-rw------- (mode 0600) of user {os.geteuid()} or root", hint=hint,
+        )  # fmt: skip
+    return found
+
+
 def public_keys(folder: str) -> tuple[bytes, ...]:
     """The public keys that a master has left in its state *folder*, the newest last.
 

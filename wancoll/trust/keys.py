@@ -6,7 +6,6 @@ A public key is 32 bytes. All is done by `cryptography`, which imports slowly: t
 from __future__ import annotations
 
 import contextlib
-import os
 from datetime import UTC, datetime
 
 from cryptography import x509
@@ -16,11 +15,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.x509.oid import NameOID
 
 from wancoll.errors import ConfigError
-from wancoll.local import open_to_others, standing
-from wancoll.trust.folder import write_secret
+from wancoll.trust.folder import read_secret, write_secret
 
 _MOST_BYTES = 4096  # of a key's file
 _PEM_ENDS = b"-----END PRIVATE KEY-----\n"
+_AGAIN = "put it back from a copy, or delete it, and start with a new token"
 _ALWAYS = datetime(1970, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)  # nobody looks at it
 
 
@@ -105,23 +104,16 @@ def read_keys(path: str) -> list[Key]:
         FileNotFoundError: there is none.
         ConfigError: it cannot be read, or others may read it.
     """
+    found = read_secret(
+        path, _MOST_BYTES, what="a key", hint="if nobody has read it, chmod 600; else delete it, and start with a new "
+        "token", broken=_AGAIN,
+    )  # fmt: skip
     try:
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-            about, found = os.fstat(file.fileno()), file.read(_MOST_BYTES)
-        if open_to_others(about, reads=True):
-            raise ConfigError(
-                "is a key that others may read or replace", who=path, got=standing(about),
-                expected=f"-rw------- (mode 0600) of user {os.geteuid()} or root",
-                hint="if nobody has read it, chmod 600; else delete it, and start with a new token",
-            )  # fmt: skip
         return keys_of(found)
-    except FileNotFoundError:
-        raise
-    except (OSError, ValueError) as bad:
+    except ValueError as bad:
         raise ConfigError(
-            "cannot be used as key", who=path, expected="an Ed25519 key in PEM", got=str(bad),
-            hint="put it back from a copy, or delete it, and start with a new token",
-        ) from bad  # fmt: skip
+            "cannot be used as key", who=path, expected="an Ed25519 key in PEM", got=str(bad), hint=_AGAIN
+        ) from bad
 
 
 def verify(public: bytes, signature: bytes, data: bytes) -> bool:

@@ -9,7 +9,7 @@ import hashlib
 import hmac
 import re
 from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import msgspec
@@ -25,6 +25,7 @@ _LIST = "`wancoll token list` shows what there is, and `wancoll token create` ma
 
 
 _Row = TypeVar("_Row")
+ChangedRows = dict[str, dict[str, str | None]]  # to be written, by kind and id; None: it is to be deleted
 
 
 class NotNow(ConfigError):
@@ -77,42 +78,23 @@ class Revoked:
     name: str
 
 
-@dataclass(slots=True)
-class Changed:
-    """Rows to be written, by kind and id; None: it is to be deleted."""
-
-    rows: dict[str, dict[str, str | None]] = field(default_factory=dict)
-
-    def note(self, kind: str, id: str, row: Grant | Holder | Revoked | None) -> None:
-        """Note one row."""
-        self.rows.setdefault(kind, {})[id] = None if row is None else msgspec.json.encode(row).decode()
-
-
 class Registry:
     """Tokens, the names and keys that came with them, and keys that are void.
 
     Args:
-        rows: of before, by kind ("token", "name", "key") and id, as `changed` gave them.
+        rows: of before, by kind ("token", "name", "key") and id, as take_changed() gave them.
         masters: the master's public keys that are good, in hex: a token that names another is for nobody new.
-
-    Attributes:
-        changed: what is to be written.
 
     Raises:
         ConfigError: a row cannot be read.
     """
 
     def __init__(self, rows: dict[str, dict[str, str]], masters: Collection[str] = ()) -> None:
-        self.masters, self.changed = masters, Changed()
-        self.grants: dict[str, Grant] = {
-            id: _read(f"token {id}", row, Grant) for id, row in rows.get("token", {}).items()
-        }
-        self.holders: dict[str, Holder] = {
-            name: _read(f"name {name}", row, Holder) for name, row in rows.get("name", {}).items()
-        }
-        self.revoked: dict[str, Revoked] = {
-            key: _read(f"key {key}", row, Revoked) for key, row in rows.get("key", {}).items()
-        }
+        self.masters = masters
+        self._changed: ChangedRows = {}
+        self.grants: dict[str, Grant] = _read(rows, "token", Grant)
+        self.holders: dict[str, Holder] = _read(rows, "name", Holder)
+        self.revoked: dict[str, Revoked] = _read(rows, "key", Revoked)
 
     def copy(self) -> Registry:
         """The same, of which what changes is not noted here."""
@@ -120,10 +102,13 @@ class Registry:
         found.grants, found.holders, found.revoked = dict(self.grants), dict(self.holders), dict(self.revoked)
         return found
 
-    def take_changed(self) -> dict[str, dict[str, str | None]]:
+    def take_changed(self) -> ChangedRows:
         """What is to be written since the last call."""
-        changed, self.changed = self.changed.rows, Changed()
+        changed, self._changed = self._changed, {}
         return changed
+
+    def _note(self, kind: str, id: str, row: Grant | Holder | Revoked | None) -> None:
+        self._changed.setdefault(kind, {})[id] = None if row is None else msgspec.json.encode(row).decode()
 
     # ---- tokens --------------------------------------------------------------------------------------
 
@@ -153,7 +138,7 @@ class Registry:
     def forget(self, id: str) -> None:
         """The token is not known any more."""
         del self.grants[id]
-        self.changed.note("token", id, None)
+        self._note("token", id, None)
 
     def good(self, grant: Grant, now: float) -> bool:
         """Whether newcomers may come with it."""
@@ -188,7 +173,7 @@ class Registry:
 
     def _grant(self, grant: Grant) -> None:
         self.grants[grant.id] = grant
-        self.changed.note("token", grant.id, grant)
+        self._note("token", grant.id, grant)
 
     # ---- names and keys ------------------------------------------------------------------------------
 
@@ -288,10 +273,10 @@ class Registry:
             raise _full(who)
         names = [name for name, held in self.holders.items() if held.key == key]
         self.revoked[key] = Revoked(next(iter(names), ""))
-        self.changed.note("key", key, self.revoked[key])  # written first: a crash between frees no name alone
+        self._note("key", key, self.revoked[key])  # written first: a crash between frees no name alone
         for name in names:
             del self.holders[name]
-            self.changed.note("name", name, None)
+            self._note("name", name, None)
 
     def _is_revoked(self, token: str) -> bool:
         return token in self.grants and self.grants[token].revoked
@@ -321,16 +306,16 @@ class Registry:
             if len(self.revoked) >= MOST_NAMES:
                 raise _full(who.name)
             self.revoked[before.key] = Revoked(who.name)
-            self.changed.note("key", before.key, self.revoked[before.key])
+            self._note("key", before.key, self.revoked[before.key])
         if slot not in self.holders and len(self.holders) >= MOST_NAMES:
             oldest = next((name for name in self.holders if name not in present), None)
             if oldest is None:
                 raise _refused(who.token, "cannot be used now", f"at most {MOST_NAMES} names", "one more", _LIST)
             del self.holders[oldest]
-            self.changed.note("name", oldest, None)
+            self._note("name", oldest, None)
         self.holders.pop(slot, None)
         self.holders[slot] = held = Holder(who.key.hex(), who.token, who.role, who.groups)
-        self.changed.note("name", slot, held)
+        self._note("name", slot, held)
 
     def _holder_before(self, who: Identity) -> Holder | None:
         """The holder of its name, if that is another key."""
@@ -355,14 +340,18 @@ def hash_of(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
-def _read(who: str, row: str, kind: type[_Row]) -> _Row:
-    try:
-        return msgspec.json.decode(row, type=kind)
-    except (ValueError, RecursionError) as bad:
-        raise ConfigError(
-            "what was kept of it cannot be read by this version", who=who, expected=f"a {kind.__name__}",
-            got=f"{row[:100]!r} ({bad})", hint="run the same version as before, on all masters",
-        ) from bad  # fmt: skip
+def _read(rows: dict[str, dict[str, str]], kind: str, type: type[_Row]) -> dict[str, _Row]:
+    found: dict[str, _Row] = {}
+    for id, row in rows.get(kind, {}).items():
+        try:
+            found[id] = msgspec.json.decode(row, type=type)
+        except (ValueError, RecursionError) as bad:
+            raise ConfigError(
+                "what was kept of it cannot be read by this version", who=f"{kind} {id}",
+                expected=f"a {type.__name__}", got=f"{row[:100]!r} ({bad})",
+                hint="run the same version as before, on all masters",
+            ) from bad  # fmt: skip
+    return found
 
 
 def _refused(id: str, what: str, expected: str, got: str, hint: str) -> ConfigError:

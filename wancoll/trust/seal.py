@@ -12,13 +12,12 @@ import hashlib
 import os
 import re
 import secrets
-import stat
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from wancoll.errors import ConfigError
-from wancoll.local import open_to_others, standing
+from wancoll.trust.folder import read_secret
 
 _KEY_BYTES, _NONCE_BYTES = 32, 12
 _FILE = re.compile(rb"wancoll-seal-1 ([0-9a-f]{64})\n?")
@@ -48,20 +47,8 @@ class Seal:
             FileNotFoundError: there is none.
             ConfigError: it is no such file, or others may read it.
         """
-        try:
-            with open(path, "rb", opener=_only_files) as file:
-                about, found = os.fstat(file.fileno()), _FILE.fullmatch(file.read(100))
-        except FileNotFoundError:
-            raise
-        except OSError as bad:
-            raise ConfigError("the key file cannot be read", who=path, got=bad.strerror or str(bad)) from bad
-        if open_to_others(about, reads=True):
-            raise ConfigError(
-                "the key file could be read or changed by others", who=path,
-                expected=f"-rw------- (mode 0600) of user {os.geteuid()} or root",
-                got=standing(about),
-                hint="chmod 600, and chown to the master's user; if others may have read it, begin anew with another",
-            )  # fmt: skip
+        hint = "chmod 600, and chown to the master's user; if others may have read it, begin anew with another"
+        found = _FILE.fullmatch(read_secret(path, 100, what="a key file", hint=hint))
         if found is None:
             raise ConfigError(
                 "is no key file", who=path, expected="one line, wancoll-seal-1 and 64 hex digits", got="something else",
@@ -124,19 +111,6 @@ class Seal:
 
 def _bound(name: str) -> bytes:
     return b"wancoll " + name.encode()
-
-
-def _only_files(path: str, flags: int) -> int:
-    """Open without waiting for whom a pipe may be of.
-
-    Raises:
-        OSError: it is no file.
-    """
-    found = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(found).st_mode):
-        os.close(found)
-        raise OSError(0, "it is no file")
-    return found
 
 
 def _changed(name: str, got: str) -> ConfigError:

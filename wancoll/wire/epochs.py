@@ -73,15 +73,13 @@ def applied(base: m.Epoch, told: m.EpochChange) -> m.Epoch:
             expected=f"some of the {len(base.members)} of epoch {base.epoch}, and an order of all who stay and come",
             got=f"{len(left)} who left, {len(told.joined)} who joined, an order of {len(told.order)}",
         )
-    return m.Epoch(
-        group=told.group,
+    return replace(
+        base,
         to=told.to,
         term=told.term,
         epoch=told.epoch,
         members=[pool[place] for place in told.order] if told.order else pool,
         plan=base.plan if told.plan is None else told.plan,
-        key=base.key,
-        min_world=base.min_world,
         committed_upto=told.committed_upto,
         voids=_still_void(base, told.committed_upto) + told.voids,
         reason=told.reason,

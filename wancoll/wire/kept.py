@@ -1,9 +1,7 @@
 """What was said over a control connection that may break: kept until the other end has it, to be said again. Pure.
 
-A daemon and its master talk over one TCP connection at a time. If it breaks, the daemon may dial again within the
-master's return_grace, and both go on as if it had only been slow: each says how many messages it has taken in, and the
-other one says again what came after those. So nothing is lost, nothing comes twice, and the order stays; the state
-machines on both sides do not notice.
+If the connection breaks, the daemon may dial again within the master's return_grace (R18): each says how many messages
+it has taken in, and the other one says again what came after those. The state machines on both sides do not notice.
 """
 
 from __future__ import annotations

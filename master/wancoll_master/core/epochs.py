@@ -1,18 +1,10 @@
-"""The life of a group: what is decided about its epochs (docs/protocol.md, R1 to R5). Pure.
+"""The life of a group: what is decided about its epochs (docs/protocol.md, R1 to R5, C1 to C11). Pure.
 
 What members say of operations (counting.py) and who is out (losses.py) are facts; settle() decides, in each step.
-Whatever was collected in an epoch (votes, calls, complaints) is dropped with it. Where the master commits, it knows
-what has happened, and the next epoch begins at once. Where members commit (docs/protocol.md, C1 to C10), they are told
-to stop, and say what they have finished; from that follows what has happened, and only then the next epoch is written
-down, and told.
+Whatever was collected in an epoch (votes, calls, complaints) is dropped with it.
 
-    an epoch where members commit   from                                     until
-    runs                            it begins                                end_epoch(), or calls are asked for
-    closing                         Abort: each member freezes and reports   all who go on have reported
-    decided                         what all of them have is committed       written down, then told: the next one runs
-
-Who is lost while it closes is not waited for. What it had reported counts only where somebody says that an operation is
-committed and another report is against that: then all reports are counted (wancoll/commit/close.py).
+Who is lost while an epoch closes is not waited for. What it had reported counts only where somebody says that an
+operation is committed and another report is against that: then all reports are counted (wancoll/commit/close.py).
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from wancoll.errors import ProtocolError
 from wancoll.trust.identity import Identity, Role
 from wancoll.wire import messages as m
 
@@ -68,6 +69,10 @@ class Refusal:
 
     def __str__(self) -> str:
         return f"{self.what}; expected {self.expected}; {self.hint}"
+
+    def error(self) -> ProtocolError:
+        """The same, to be raised."""
+        return ProtocolError(self.what, expected=self.expected, got=self.who, hint=self.hint)
 
 
 def may(identity: Identity | None, message: m.FromPeer) -> Refusal | None:

@@ -1,35 +1,9 @@
 """The master as a state machine: step(state, now, event, planner) gives what must happen, and in which order. Pure.
 
-A *group* is a name under which clients reduce together. It is forming until start_world of them have joined, then it
-runs from epoch to epoch. An *epoch* is one fixed list of members in rank order, with a plan; its number is never used
-twice. A *commit* says of all operations up to a number that they have happened, for every member of the epoch. All
-that a master decides is one of three: this is committed; this epoch is over, and the next one has these members; this
-member is out. Everything else is what it has to know before it may say so:
-
-    may         who may say what, and announced: where its lanes are; before anything else looks at it
-    epochs      votes of all members, equal: commit (R1). One decision ends an epoch, and all that was collected in it
-                goes with it: group.current is replaced as a whole (R2). Joiners enter where all stand at
-                update_membership (R5). What is given up is given up for all (R14)
-    p2p         the k-th send meets the k-th recv, both sides are told alike (R16)
-    liveness/   who is suspected, confirmed dead, evicted and let come back: daemons, training processes, links,
-                operations that wait (R11, R17, R18, R20); what operators ask
-    probing     a joiner and the members reach each other before it is admitted (R5)
-    measuring   what daemons are asked about the paths between them, for the plan
-    rebuilding  after a restart the members say what happened, and the group goes on from there (R7, R8)
-    leadership  until when a master that was elected may lead (R10)
-    ready       what a step wants done, as fields that are an order: durable first, then told (R9)
-    state       all that is known. report: the same for people
-
-Why pure: the order in which messages, losses and deadlines come is all that this can go wrong by. So one function
-takes them one at a time, with the time as an argument; the simulation and the small worlds (tests/sim) put them into
-orders that no network would show in a year, and a seed says them all again. A step never waits, so nothing comes
-between what it reads and what it decides. Work that grows with the square of the members is not its own: the planner
-is handed in.
-
-    member states: joining -> member -> gone
-    joining  Join was accepted; the group forms, or the joiner is being probed and waits for update_membership
-    member   has a rank in the group's current epoch
-    gone     left, lost with its daemon, or evicted: forgotten here; its mid is never given out again (R18)
+ARCHITECTURE.md says which file decides what. All that a master decides is one of three: this is committed; this epoch
+is over, and the next one has these members; this member is out. Everything else is what it has to know before it may
+say so. A step never waits, so nothing comes between what it reads and what it decides. Work that grows with the square
+of the members is not its own: the planner is handed in.
 
 Expected failures are events. Whoever takes a message in raises ProtocolError where it contradicts what is known: its
 daemon is told so and cut off, and that is all that nonsense can do. What a member says of an epoch counts in that epoch
@@ -192,10 +166,9 @@ def _refuse(step: Step, daemon: Daemon | None, event: Received, why: Refusal) ->
         step.send(event.conn, m.EvictAnswer(False, why.what, why.expected, why.who, why.hint))
         step.close(event.conn, "")
     else:
-        bad = ProtocolError(why.what, expected=why.expected, got=why.who, hint=why.hint)
         if not isinstance(message, m.Hello) or daemon is not None:
-            raise bad
-        step.close(event.conn, f"this connection {bad}", final=True)  # no wait gives it another role or name
+            raise why.error()
+        step.close(event.conn, f"this connection {why.error()}", final=True)  # no wait gives it another role or name
 
 
 def _first_message(step: Step, event: Received) -> None:

@@ -2,9 +2,8 @@
 
     event -> step() -> Ready(persist, messages, closes, ...)
 
-An epoch's number and a member's id may be told only once they can't be given out again: whatever a master says after it
-was elected has to stay true when it dies in the middle of saying it (R9). So a Ready isn't a list to be carried out
-line by line. Its fields are the order:
+Whatever a master says has to stay true when it dies in the middle of saying it (R9). So a Ready isn't a list to be
+carried out line by line. Its fields are the order:
 
     answers, log    decide nothing, and may leave at once
     persist         one write, of all that the step used up

@@ -1,13 +1,7 @@
 """After a restart of the master: members report, then their epoch goes on, or a new one begins without some. Pure.
 
-R7 of the protocol. Reports of the highest epoch that anybody knows say what may have been committed in it: whatever
-was, each of its members had finished. No report decides that alone (wancoll/commit/close.py). Members that report an
-earlier epoch have finished nothing in it. Whoever reports too late was not asked: what it has counts where it is equal
-to what those have who were (R8).
-
-What is remembered to keep two masters' decisions apart: the journal knows the newest epoch of each group with its
-members. Who reports an older one, and is none of them, was evicted; nobody of those who report may decide then. If
-they are of its members, and the master died before any had heard of it, what it began with is what was committed.
+R7 of the protocol. No report decides alone what may have been committed (wancoll/commit/close.py). Whoever reports too
+late was not asked: what it has counts where it is equal to what those have who were (R8).
 """
 
 from __future__ import annotations

@@ -1,16 +1,15 @@
 """A ring through many members whose slowest edge is fast: local search with a bound on its steps. Pure.
 
 The bottleneck first: the slowest edge is cut and the ring put together otherwise with edges that are all faster, by
-exchanging two segments (3-opt without reversal, of which Or-opt is a case) or by reversing one (2-opt, whose reversed
-edges count in their new direction). From several beginnings, the last of them kicked by double bridges (Martin, Otto
-and Felten, 1991). Then the latency, by the same moves within the edges that are as fast as the slowest.
+exchanging two segments (3-opt without reversal, of which Or-opt is a case). From several beginnings, the last of them
+kicked by double bridges (Martin, Otto and Felten, 1991). Then the latency, by moves within the edges that are as fast
+as the slowest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from math import inf
 
 Matrix = Sequence[Sequence[float]]
 FORBIDDEN = -1.0  # bandwidth of an edge that must not be used
@@ -100,7 +99,7 @@ def _widen(path: list[int], speed: Matrix, budget: _Budget) -> list[int]:
         edges = list(zip(path, path[1:] + path[:1], strict=True))
         cut = min(range(len(path)), key=lambda i: speed[edges[i][0]][edges[i][1]])
         path = path[cut + 1 :] + path[: cut + 1]  # the slowest edge closes the ring now
-        better = _exchange(path, speed, budget) or _reverse(path, speed, budget)
+        better = _exchange(path, speed, budget)
         if better is None:
             return path
         path = better
@@ -128,27 +127,6 @@ def _exchange(path: list[int], speed: Matrix, budget: _Budget) -> list[int] | No
         return None
     i, j = found
     return path[: i + 1] + path[j + 1 :] + path[i + 1 : j + 1]
-
-
-def _reverse(path: list[int], speed: Matrix, budget: _Budget) -> list[int] | None:
-    """A B becomes A and B backwards, or A backwards and B, all changed edges faster than the one that closes."""
-    first, last = path[0], path[-1]
-    found: list[int] | None = None
-    gain = speed[last][first]
-    budget.steps -= 2 * len(path)
-    backwards = inf  # the slowest of the edges inside, reversed
-    for i in range(len(path) - 2, -1, -1):  # B begins after i and is reversed
-        slowest = min(backwards, speed[path[i]][last], speed[path[i + 1]][first])
-        if slowest > gain:
-            found, gain = path[: i + 1] + path[:i:-1], slowest
-        backwards = min(backwards, speed[path[i + 1]][path[i]])
-    backwards = inf
-    for i in range(len(path) - 1):  # A ends with i and is reversed
-        slowest = min(backwards, speed[last][path[i]], speed[first][path[i + 1]])
-        if slowest > gain:
-            found, gain = path[i::-1] + path[i + 1 :], slowest
-        backwards = min(backwards, speed[path[i + 1]][path[i]])
-    return found
 
 
 # ---- the latency ------------------------------------------------------------------------------------

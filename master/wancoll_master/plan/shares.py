@@ -1,9 +1,7 @@
 """How much of a tensor each member owns in a direct all_reduce, so that slow uplinks do not hold the others up. Pure.
 
-Among n members one that owns the share s of a tensor sends 1 - s of it to the other owners, and its own, reduced, to
-n - 1 members: 1 + (n - 2) s in all, and it receives as much. The shares that are over first are found by water filling:
-1 + (n - 2) s is in proportion to the member's speed; what is then below nothing owns nothing, and the others share
-anew. No member can do with less than once the tensor, each way.
+Among n members one that owns the share s of a tensor sends 1 + (n - 2) s of it. The shares that are over first are
+found by water filling (docs/planning.md).
 """
 
 from __future__ import annotations

@@ -81,20 +81,10 @@ function groups() {
   if (key === groups.key) return;
   groups.key = key;
   const choose = (name) => { history.replaceState(null, "", "#" + encodeURIComponent(name)); told.group = name; told.whole = false; all(); };
-  if (names.length < 2) fill("groups");
-  else if (names.length > 6) {
-    const select = h("select", { "aria-label": "Group" }, ...names.map((name) => h("option", { value: name, selected: name === told.group }, name)));
-    select.addEventListener("change", () => choose(select.value));
-    fill("groups", select);
-  } else {
-    const focused = document.activeElement && document.activeElement.dataset.group;
-    fill("groups", ...names.map((name) => {
-      const button = h("button", { type: "button", "aria-pressed": String(name === told.group), "data-group": name }, name);
-      button.addEventListener("click", () => choose(name));
-      return button;
-    }));
-    for (const button of at("groups").children) if (focused !== undefined && button.dataset.group === focused) button.focus();
-  }
+  if (names.length < 2) { fill("groups"); return; }
+  const select = h("select", { "aria-label": "Group" }, ...names.map((name) => h("option", { value: name, selected: name === told.group }, name)));
+  select.addEventListener("change", () => choose(select.value));
+  fill("groups", select);
 }
 
 // ---- members and links --------------------------------------------------------------------------------------
@@ -150,7 +140,7 @@ function ring() {
     ring.gone = gone;
     fill("lost", ...members.lost.map(([name, when, why]) => h("li", { title: why }, "✕ " + name + " lost ", timer(when))));
   }
-  legend(most, links);
+  write("most", most ? rate(most) : "busiest");
 }
 
 // Long names without the words that all begin and end with, at most so many letters; the middle goes if that is not enough.
@@ -187,18 +177,6 @@ function draw(here, links) {
   ring.marks = s("g"); // those among very many that stand out
   ring.svg = s("svg", { viewBox: `0 0 ${W} ${H}`, role: "img" }, ...ring.paths, ...ring.nodes.filter(Boolean).map((one) => one.all), ring.marks, ...labels.filter(Boolean), ring.world, ring.epoch);
   fill("picture", ring.svg);
-}
-
-function legend(most, links) {
-  const kinds = new Set(links.map((one) => (one[2] === null ? "unknown" : one[3] > 0.03 ? "bad" : one[3] > 0.005 ? "lossy" : "")));
-  const key = JSON.stringify([most, [...kinds].sort()]);
-  if (key === legend.key) return;
-  legend.key = key;
-  const sample = (kind, width, text, opacity) => h("span", {}, s("svg", { viewBox: "0 0 30 10", "aria-hidden": "true" }, s("path", { d: "M1 5H29", class: "link " + kind, "stroke-width": width, "stroke-opacity": opacity || 1 })), text);
-  const lines = most ? [sample("idle", 1.2, "idle"), sample("", 4, rate(most / 4), 0.67), sample("", 6.5, rate(most))] : [sample("idle", 1.2, "idle")];
-  lines.push(sample("lossy", 3, "over 0.5 % sent again"), sample("bad", 3, "over 3 %"));
-  if (kinds.has("unknown")) lines.push(sample("unknown", 1.2, "not known"));
-  fill("legend", ...lines);
 }
 
 // ---- what runs ----------------------------------------------------------------------------------------------

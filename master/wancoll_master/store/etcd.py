@@ -11,7 +11,7 @@ import contextlib
 import ipaddress
 import ssl
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
 import httpx
@@ -59,61 +59,50 @@ class TxnAnswer:
     read: list[Entry | None]
 
 
-@dataclass(frozen=True, slots=True)
-class Access:
-    """Where etcd is, and as whom it is asked."""
+def check_access(config: EtcdConfig) -> None:
+    """Check that the settings are good, and belong together. Raises ConfigError: they do not."""
+    urls = [httpx.URL(one) for one in check_endpoints(config.endpoints)]
+    clear = [one for one in urls if one.scheme != "https"]
+    if clear and (config.ca or config.cert):
+        raise ConfigError(
+            "certificates are of no use over http", who="--etcd-ca and --etcd-cert", expected="https:// in --etcd",
+            got=", ".join(map(str, clear)), hint="write https://, or leave them out",
+        )  # fmt: skip
+    if config.key and not config.cert:
+        raise ConfigError("--etcd-key needs --etcd-cert", who="wancoll master", got=config.key)
+    if bool(config.user) != bool(config.password):
+        raise ConfigError(
+            "--etcd-user and WANCOLL_ETCD_PASSWORD belong together", who="wancoll master", expected="both or none",
+            got="no password" if config.user else "no user",
+            hint="the password is taken from the environment alone, which other users cannot see",
+        )  # fmt: skip
+    strangers = [str(one) for one in clear if not _is_here(one.host)]
+    if config.user and strangers:
+        raise ConfigError(
+            "a password would go over the network in clear", who="--etcd-user", expected="https:// in --etcd",
+            got=", ".join(strangers), hint="let etcd listen with TLS, and name its authority with --etcd-ca",
+        )  # fmt: skip
+    _context(config)
 
-    endpoints: Sequence[str]  # URLs of its members
-    ca: str = ""  # PEM file of the authorities that its members' certificates are of; "": those of the system
-    cert: str = ""  # PEM file of this client's; "": none
-    key: str = ""  # of its key, where *cert* does not hold it
-    user: str = ""  # of etcd; "": none
-    password: str = field(default="", repr=False)  # of that
 
-    @classmethod
-    def of(cls, config: EtcdConfig) -> Access:
-        """By settings. Raises ConfigError: they are not good, or do not belong together."""
-        found = cls(check_endpoints(config.endpoints), config.ca, config.cert, config.key, config.user, config.password)
-        urls = [httpx.URL(one) for one in found.endpoints]
-        clear = [str(one) for one in urls if one.scheme != "https"]
-        if clear and (found.ca or found.cert):
-            raise ConfigError(
-                "certificates are of no use over http", who="--etcd-ca and --etcd-cert", expected="https:// in --etcd",
-                got=", ".join(clear), hint="write https://, or leave them out",
-            )  # fmt: skip
-        if found.key and not found.cert:
-            raise ConfigError("--etcd-key needs --etcd-cert", who="wancoll master", got=found.key)
-        if bool(found.user) != bool(found.password):
-            raise ConfigError(
-                "--etcd-user and WANCOLL_ETCD_PASSWORD belong together", who="wancoll master", expected="both or none",
-                got="no password" if found.user else "no user",
-                hint="the password is taken from the environment alone, which other users cannot see",
-            )  # fmt: skip
-        strangers = [str(one) for one in urls if one.scheme != "https" and not _is_here(one.host)]
-        if found.user and strangers:
-            raise ConfigError(
-                "a password would go over the network in clear", who="--etcd-user", expected="https:// in --etcd",
-                got=", ".join(strangers), hint="let etcd listen with TLS, and name its authority with --etcd-ca",
-            )  # fmt: skip
-        found.context()
-        return found
+def _context(config: EtcdConfig) -> ssl.SSLContext:
+    """For https. Raises ConfigError: the files cannot be used."""
+    try:
+        context = ssl.create_default_context(cafile=config.ca or None)
+        _load(config, context)
+    except (OSError, ValueError) as bad:  # SSLError is an OSError
+        raise ConfigError(
+            "certificates for etcd cannot be used", who=", ".join(filter(None, (config.ca, config.cert, config.key))),
+            expected="PEM files: authorities, a certificate, its key without a password",
+            got=str(bad) or type(bad).__name__, hint="see that they belong together and can be read",
+        ) from bad  # fmt: skip
+    return context
 
-    def context(self) -> ssl.SSLContext:
-        """For https. Raises ConfigError: the files cannot be used."""
-        try:
-            return self.load(ssl.create_default_context(cafile=self.ca or None))
-        except (OSError, ValueError) as bad:  # SSLError is an OSError
-            raise ConfigError(
-                "certificates for etcd cannot be used", who=", ".join(filter(None, (self.ca, self.cert, self.key))),
-                expected="PEM files: authorities, a certificate, its key without a password",
-                got=str(bad) or type(bad).__name__, hint="see that they belong together and can be read",
-            ) from bad  # fmt: skip
 
-    def load(self, context: ssl.SSLContext) -> ssl.SSLContext:
-        """Have the client's certificate in it, as it is now."""
-        if self.cert:
-            context.load_cert_chain(self.cert, self.key or None, password=_no_password)
-        return context
+def _load(config: EtcdConfig, context: ssl.SSLContext) -> None:
+    """Have this client's certificate in it, as it is now."""
+    if config.cert:
+        context.load_cert_chain(config.cert, config.key or None, password=_no_password)
 
 
 def _is_here(host: str) -> bool:
@@ -141,13 +130,13 @@ class Etcd:
     Every request raises EtcdError where nobody says what came of it.
     """
 
-    def __init__(self, access: Access, timeout: float) -> None:
-        self._access, self._endpoints = access, list(access.endpoints)
+    def __init__(self, config: EtcdConfig, timeout: float) -> None:
+        self._config, self._endpoints = config, check_endpoints(config.endpoints)
         self.timeout = timeout
         self._at = 0
         self.cluster = ""  # its id, as it said last
         self._token = ""  # of the user; etcd forgets it after a while
-        self._context = access.context()
+        self._context = _context(config)
         # No proxies of the environment: what decides who leads is not to depend on them.
         self._http = httpx.AsyncClient(trust_env=False, verify=self._context)
 
@@ -178,14 +167,14 @@ class Etcd:
                 reasons.append(f"{endpoint}: not an answer of etcd ({bad!r})")
             self._at = (self._at + 1) % len(self._endpoints)
         with contextlib.suppress(OSError, ValueError):
-            self._access.load(self._context)  # a new certificate may be there
+            _load(self._config, self._context)  # a new certificate may be there
         raise EtcdError("; ".join(reasons))
 
     async def _post(self, endpoint: str, path: str, body: dict[str, Any]) -> httpx.Response:
         """The answer; as the user, if there is one."""
         for again in (True, False):
-            if self._access.user and not self._token:
-                user = {"name": self._access.user, "password": self._access.password}
+            if self._config.user and not self._token:
+                user = {"name": self._config.user, "password": self._config.password}
                 response = await self._http.post(f"{endpoint}/v3/auth/authenticate", json=user, timeout=self.timeout)
                 if response.status_code != httpx.codes.OK:
                     return response

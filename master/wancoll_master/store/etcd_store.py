@@ -10,7 +10,7 @@ deposed leader writes nothing, and of a write that was tried again nothing comes
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -45,26 +45,14 @@ class Deposed(Exception):
     """This master must not lead any more, and why."""
 
 
-@dataclass(frozen=True, slots=True)
 class Keys:
     """The keys' names."""
 
-    prefix: str
-
-    @property
-    def leader(self) -> str:
-        """Key of the leader: JSON of a Leader."""
-        return f"{self.prefix}leader"
-
-    @property
-    def facts(self) -> str:
-        """JSON of Numbers."""
-        return f"{self.prefix}facts"
-
-    @property
-    def groups(self) -> str:
-        """Prefix of a key for each group."""
-        return f"{self.prefix}groups/"
+    def __init__(self, prefix: str) -> None:
+        self.prefix = prefix
+        self.leader = f"{prefix}leader"  # JSON of a Leader
+        self.facts = f"{prefix}facts"  # JSON of Numbers
+        self.groups = f"{prefix}groups/"  # prefix of a key for each group
 
     def elected_by(self, etcd: Etcd) -> str:
         """Welcome.elected_by, once *etcd* has answered."""
@@ -102,11 +90,6 @@ class Numbers(msgspec.Struct):
     epoch: Counted
     mid: Annotated[int, Meta(ge=1, le=m.MOST // 2)]
     write: Counted
-
-
-def first_numbers() -> Numbers:
-    """Where etcd has none."""
-    return Numbers(term=0, epoch=0, mid=1, write=0)
 
 
 def read(entry: Entry, kind: type[T]) -> T:

@@ -53,13 +53,8 @@ class Journal:
     """One sqlite file, or memory: a Store whose writes are done at once. Calls are short and not from several threads.
 
     What fences is synced to disk before persist() returns: once in an epoch, never for an operation. A machine that
-    loses power may lose the last events, and nothing else. One master uses a file at a time: it holds a lock on
-    another one beside it, since sqlite's would keep readers of the events away.
-
-    The lock holds the newest term and how many writes there were, each noted before what was written is told. Once a
-    write has failed it holds nothing: to empty a file needs no room on the disk. A journal beside an empty or newer
-    lock has missed a write, or has lost its newest part, or is an older copy. Then the next term begins without the
-    groups, as if the journal were lost, and with numbers far above those that it knows.
+    loses power may lose the last events, and nothing else. A lock beside the file, since sqlite's would keep readers of
+    the events away, says which master uses it, and how new it is (R9).
 
     The *path* "" or ":memory:" keeps all in memory.
 

@@ -2,10 +2,8 @@
 
 Under the prefix: "trust/keys" (an id, the key of admins on the masters' machines, and the masters' keys, two while a
 rotation is on), "trust/ID/token/TOKEN", "trust/ID/name/NAME" and "trust/ID/key/KEY" (rows of the registry; what was
-made under keys that were deleted, or replaced at once, is under another ID, so nothing of it counts). The key is made
-once, by whichever master's transaction comes first; rows, and rotations, are written by the leader alone, in the fenced
-writes of EtcdStore, a rotation in one transaction however many rows there are: so no two masters rotate differently,
-and none finds half of one. Standbys look at the keys.
+made under keys that were deleted, or replaced at once, is under another ID, so nothing of it counts). docs/security.md
+says who writes what. Standbys look at the keys.
 """
 
 from __future__ import annotations
@@ -96,18 +94,18 @@ class SharedTrust:
 
 
 class Rows:
-    """Rows of the registry, and the masters' keys, while this master leads: a gate's SharedBook."""
+    """Rows of the registry, and the masters' keys, while this master leads."""
 
     def __init__(self, trust: SharedTrust, store: EtcdStore, known: dict[str, dict[str, str]]) -> None:
         self._trust, self._store, self._known = trust, store, known
         self.keys, self.admin = trust.keys, trust.admin
 
     def trust(self, kind: str) -> dict[str, str]:
-        """See Book."""
+        """Rows of before, by id; *kind*: "token", "name" or "key"."""
         return self._known[kind]
 
     def keep_trust(self, kind: str, rows: dict[str, str], gone: Collection[str] = ()) -> None:
-        """See Book; it is written when the store has written all that it was asked for."""
+        """Write these, and forget those that are *gone*, when the store has written all that it was asked for."""
         changes: dict[str, str | None] = {self._trust._key(kind, id): None for id in gone}
         for id in gone:
             self._known[kind].pop(id, None)
@@ -118,7 +116,7 @@ class Rows:
         self._store.keep(changes)
 
     def keep_keys(self, keys: Sequence[Key], *, anew: dict[str, str] | None = None) -> None:
-        """See SharedBook; it is written as rows are, in one transaction."""
+        """Write them; with *anew* these rows of tokens are all that there are from then on, and admin is another."""
         before, seal = self._trust, self._trust.seal
         if anew is not None:
             self.admin = Key.new()

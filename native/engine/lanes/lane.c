@@ -77,8 +77,12 @@ static void end(wc_lane *lane, bool goes_on, int error, const char *format, va_l
     event.value = lane->connection;
     event.extra = goes_on && wc_lost_begin(lane);
     drop_socket(lane, false);
+    if (event.extra && taken) {
+        lane->took_on = lane->connection;
+        lane->took = taken;
+    }
     if (event.extra)
-        wc_lost_say(lane, lane->connection, taken);
+        wc_lost_say(lane, lane->connection);
     wc_events_push(&lane->worker->engine->events, &event);
 }
 
@@ -100,9 +104,13 @@ void wc_lane_lost(wc_lane *lane, int error, const char *format, ...)
 
 void wc_lane_hear(wc_lane *lane, const wc_lost *lost)
 {
-    if (lost->connection == lane->connection)
+    const bool here = lost->connection == lane->connection && lane->stream.fd >= 0;
+    if (here)
         wc_lane_lost(lane, 0, "the other end has lost it");
+    const bool news = lost->connection > lane->said; /* perhaps of one that this end never had */
     wc_lost_heard(lane, lost);
+    if (news || (lost->asks && !here))
+        wc_lost_say(lane, lost->connection);
 }
 
 void wc_lane_set_pace(wc_lane *lane, uint64_t rate)

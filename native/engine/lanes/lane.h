@@ -51,7 +51,8 @@ struct wc_lane {
     uint64_t given;     /* number of the newest connection that was handed over; guarded by engine->mutex */
     wc_stream stream;
     uint64_t connection; /* its number, or that of the last one */
-    uint64_t said;      /* the highest of which the other end was told how far it came: it takes none up to there */
+    uint64_t said;      /* the highest that is lost as far as the other end was told: this one takes none up to there */
+    uint64_t took_on, took; /* the last lost one of which bytes were taken, and how many */
     /* One that is lost, perhaps before the present one, of which the other end has yet to say how far it came: until then
        nothing leaves, and log and tx_end are of that one. 0: none */
     uint64_t owed;
@@ -123,7 +124,8 @@ void wc_lost_log(wc_lane *lane, const wc_tx_frame *frame); /* that is on its way
 void wc_lost_forget(wc_lane *lane, const wc_work *work);   /* it will not be sent again; NULL: nothing will */
 void wc_lost_move(wc_lane *lane, const wc_tx_frame *frame, uint64_t by); /* it begins earlier: some before it never leave */
 bool wc_lost_begin(wc_lane *lane); /* before the socket goes. False: what is lost with it cannot be had again */
-void wc_lost_say(wc_lane *lane, uint64_t connection, uint64_t taken); /* once it is closed */
+void wc_lost_say(wc_lane *lane, uint64_t connection); /* once it is closed */
+void wc_lost_say_again(wc_lane *lane); /* the lane for notes had got lost, too */
 void wc_lost_heard(wc_lane *lane, const wc_lost *lost);
 
 /* Window.c */

@@ -17,8 +17,12 @@
    Numbers: each connection of a lane has a higher one than those before, and both ends know it by the same. An end may
    hear that one is lost which it never had. Then it says that nothing came, and takes it no more.
 
+   The lane for notes may get lost, too, with what was said over it. So an end that is owed a word asks for it, and again
+   when that lane is back. The other end can always answer: an owed lane sends nothing, so the connection that is asked for
+   is the last lost one of which bytes were taken (took_on), or one after it, of which none were.
+
    What cannot be had again: frames through memory, whose other end has ended then; bytes whose checksum was wrong, or that
-   broke the protocol; any, if there was no memory to log or keep them, or nobody to tell. */
+   broke the protocol; any, if there was no memory to log or keep them. */
 #include "shared.h"
 
 #include <stdlib.h>
@@ -80,7 +84,7 @@ static bool keep_partial(wc_lane *lane)
 
 bool wc_lost_begin(wc_lane *lane)
 {
-    if (lane->stream.pipe || lane->log_lacks || !wc_notes_attached(&lane->link->notes) || !keep_partial(lane))
+    if (lane->stream.pipe || lane->log_lacks || !keep_partial(lane))
         return false;
     for (wc_node *at = lane->group->queues.head; at; at = at->next) {
         const wc_op_queue *queue = (wc_op_queue *)at;
@@ -99,12 +103,20 @@ bool wc_lost_begin(wc_lane *lane)
     return true;
 }
 
-void wc_lost_say(wc_lane *lane, uint64_t connection, uint64_t taken)
+void wc_lost_say(wc_lane *lane, uint64_t connection)
 {
     if (lane->said < connection)
         lane->said = connection;
-    const wc_lost lost = {lane->index, connection, taken};
+    const wc_lost lost = {lane->index, connection, connection == lane->took_on ? lane->took : 0, lane->owed == connection};
     wc_notes_say_lost(&lane->link->notes, &lost);
+}
+
+void wc_lost_say_again(wc_lane *lane)
+{
+    if (lane->owed)
+        wc_lost_say(lane, lane->owed);
+    if (lane->said > lane->owed && lane->stream.fd < 0)
+        wc_lost_say(lane, lane->said);
 }
 
 /* Any lane of the group may go on with the part, from its cursor on. One that is released has all that it needs, whatever
@@ -147,9 +159,6 @@ static void resend(wc_lane *lane, uint64_t taken)
 
 void wc_lost_heard(wc_lane *lane, const wc_lost *lost)
 {
-    const bool here = lost->connection == lane->connection && lane->stream.fd >= 0;
-    if (lost->connection > lane->said && !here) /* it may be one that this end never had, and has another one since */
-        wc_lost_say(lane, lost->connection, 0);
     if (!lane->owed || lane->owed != lost->connection)
         return;
     if (lost->taken > lane->tx_end) {

@@ -1,4 +1,4 @@
-"""The report of a chaos run as one HTML page that needs nothing else: numbers, and a timeline in SVG. Pure."""
+"""The report of a chaos run as one HTML page that needs nothing else: a timeline in SVG. Pure."""
 
 from __future__ import annotations
 
@@ -24,10 +24,6 @@ _STYLE = """
 body { font: 14px sans-serif; margin: 1.5em auto; padding: 0 1em; max-width: 1300px; color: var(--ink);
   background: var(--paper); }
 .wide { overflow-x: auto; }
-table { border-collapse: collapse; margin: 1em 0; }
-td, th { border: 1px solid var(--edge); padding: 2px 8px; text-align: right; white-space: nowrap; }
-th { white-space: normal; vertical-align: bottom; }
-td:first-child, th:first-child { text-align: left; }
 pre { background: var(--panel); padding: 1em; white-space: pre-wrap; overflow-wrap: anywhere; }
 .bad { color: var(--bad); }
 .key { display: flex; flex-wrap: wrap; gap: .3em 1.5em; padding: 0; list-style: none; }
@@ -52,10 +48,6 @@ def page(report: dict[str, Any]) -> str:
         "<h2>Timeline</h2>",
         _legend(report),
         f"<div class='wide'>{timeline(report)}</div>",
-        "<h2>What the group was doing when a fault came</h2>",
-        _phases(report),
-        "<h2>From a fault to the first commit of the epoch after it</h2>",
-        _recoveries(report),
     ]
     return (
         "<!DOCTYPE html>\n<html lang='en'><head><meta charset='utf-8'>"
@@ -72,7 +64,7 @@ def _legend(report: dict[str, Any]) -> str:
     ]
     came = {fault["kind"] for fault in report["faults"]}
     keys += [
-        (f"<rect width='14' height='12' fill='{_COLOURS[kind]}'/>", f"{_said(kind)}: {means}")
+        (f"<rect width='14' height='12' fill='{_COLOURS[kind]}'/>", f"{kind.replace('_', ' ')}: {means}")
         for kind, (_, _, means) in KINDS.items()
         if kind in came
     ]
@@ -88,10 +80,6 @@ def _legend(report: dict[str, Any]) -> str:
         "master, or of those who join, is on the master's. A bar is as long as the fault lasts: point at it to read "
         f"it.</p><ul class='key'>{items}</ul>"
     )
-
-
-def _said(kind: str) -> str:
-    return kind.replace("_", " ")
 
 
 def timeline(report: dict[str, Any]) -> str:
@@ -166,25 +154,3 @@ def _clock(seconds: float) -> str:
 
 def _slot(who: str) -> int:
     return int(who[1:])
-
-
-def _table(head: list[str], rows: list[list[str]]) -> str:
-    cells = "".join(f"<th>{escape(cell)}</th>" for cell in head)
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>\n" for row in rows)
-    return f"<div class='wide'><table><tr>{cells}</tr>\n{body}</table></div>"
-
-
-def _phases(report: dict[str, Any]) -> str:
-    phases = sorted({phase for counts in report["phases"].values() for phase in counts})
-    rows = [
-        [_said(kind), *(str(counts.get(phase, "")) for phase in phases)] for kind, counts in report["phases"].items()
-    ]
-    return _table(["fault", *map(_said, phases)], rows)
-
-
-def _recoveries(report: dict[str, Any]) -> str:
-    rows = [
-        [_said(kind), str(each["count"]), f"{each['p50']:.2f} s", f"{each['p99']:.2f} s"]
-        for kind, each in report["recoveries"]["by_kind"].items()
-    ]
-    return _table(["fault", "how many", "half of them within", "99 % within"], rows)

@@ -72,15 +72,6 @@ class _Outcome:
     said: dict[str, list[str]] = field(default_factory=dict)  # outcome -> who
 
 
-@dataclass(frozen=True, slots=True)
-class Twice:
-    """What was said of one seq in two epochs differs: wrong unless the group was formed anew in between."""
-
-    seq: int
-    epochs: tuple[int, int]
-    violation: Violation
-
-
 class Agreement:
     """Members' records of the same operation must say the same; each member's records must have no holes.
 
@@ -91,7 +82,8 @@ class Agreement:
         self._small = small
         self._outcomes: dict[int, _Outcome] = {}  # by seq, newest last
         self._last: dict[str, int] = {}  # member -> its last seq, 0: it has just joined
-        self.twice: list[Twice] = []
+        # First and last epoch, where what was said of one seq in two differs: wrong unless the group was formed anew.
+        self._twice: list[tuple[int, int, Violation]] = []
 
     def joined(self, member: str) -> None:
         """The member begins anew."""
@@ -134,10 +126,10 @@ class Agreement:
         known = self._outcomes.get(seq)
         found = []
         if known is not None and not known.first <= call.epoch <= known.last and outcome not in known.said:
-            epochs = min(known.last, call.epoch), max(known.first, call.epoch)
+            first, last = min(known.last, call.epoch), max(known.first, call.epoch)
             others = "; ".join(f"{', '.join(who)}: {said}" for said, who in known.said.items())
             violation = Violation(call.ended, "agreement", member, f"{call.what}, operation {seq}", others, outcome)
-            self.twice.append(Twice(seq, epochs, violation))
+            self._twice.append((first, last, violation))
             if known.first > call.epoch:
                 return []
             known = None
@@ -155,11 +147,7 @@ class Agreement:
 
     def committed_twice(self, formed: Collection[int]) -> list[Violation]:
         """All of those but where the group was formed anew in between (*formed*: its first epochs)."""
-        return [
-            twice.violation
-            for twice in self.twice
-            if not any(twice.epochs[0] < epoch <= twice.epochs[1] for epoch in formed)
-        ]
+        return [bad for first, last, bad in self._twice if not any(first < epoch <= last for epoch in formed)]
 
 
 # ---- causes -----------------------------------------------------------------------------------------

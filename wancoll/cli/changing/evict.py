@@ -11,7 +11,7 @@ from wancoll.cli.looking.status import Master
 from wancoll.errors import ConfigError
 from wancoll.limits import PROTOCOL_VERSION
 from wancoll.options import Flat
-from wancoll.wire.messages import Evict
+from wancoll.wire.messages import Evict, EvictAnswer
 
 
 def evict(
@@ -45,5 +45,5 @@ def evict(
         raise ConfigError("no group", who="wancoll evict", expected="its name after --group", got="nothing")
     check_request("wancoll evict", (member, group), reason)
     question = Evict(PROTOCOL_VERSION, group, member, everyone, reason)
-    say_done(ask_leader(question, asking.masters(master), asking), shown="groups and members")
+    say_done(ask_leader(question, EvictAnswer, asking.masters(master), asking), shown="groups and members")
     return 0

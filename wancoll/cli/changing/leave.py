@@ -9,10 +9,11 @@ from typing import Annotated
 import msgspec
 from cyclopts import Parameter
 
-from wancoll.cli.asking import Asking, ask_leader, check_request, daemon_says, say_done
+from wancoll.cli.asking import Asking, ask_leader, check_request, say_done
 from wancoll.cli.looking.status import Master, find
 from wancoll.errors import ConfigError, Evicted, MasterUnreachable, PeerDaemonLost, ProtocolError, WancollError
 from wancoll.limits import DEFAULT, PROTOCOL_VERSION
+from wancoll.net.ask import said
 from wancoll.net.unix import what_to_do
 from wancoll.options import Flat, SecondsOrNone
 from wancoll.wire import messages as m
@@ -64,7 +65,7 @@ def leave(
         print(f"the daemon at {socket} has left its groups and stopped")
         return 0
     known = asking.masters(master)
-    answer = ask_leader(question, known, asking)
+    answer = ask_leader(question, m.EvictAnswer, known, asking)
     say_done(answer, shown="daemons, groups and members")
     whom = f"{name} of group {group}" if group else f"daemon {name}"
     _await_gone(known, question, answer.master, patience, asking, whom)
@@ -76,7 +77,8 @@ def _here(path: str, question: m.AskToLeave, patience: float) -> None:
     """Ask the daemon at *path*; it says Ok when its members have left, and ends the connection when it stops."""
     left = False
     try:
-        for message in daemon_says(path, question, patience, patience):
+        who = f"daemon at {path}"
+        for message in said(path, question, m.FromDaemon, timeout=patience, who=who, anybody=True):
             if isinstance(message, m.Failure):
                 raise ProtocolError(message.what, who=f"daemon at {path}", expected=message.expected, got=message.got)
             left = left or isinstance(message, m.Ok)
@@ -115,7 +117,8 @@ def _await_gone(
             last = "another master leads since, and has not heard of it: it may have left meanwhile, or be away"
             within = min(question.within, deadline - now)
             with contextlib.suppress(OSError, WancollError):
-                answer = ask_leader(msgspec.structs.replace(question, within=within), known, asking)
+                again = msgspec.structs.replace(question, within=within)
+                answer = ask_leader(again, m.EvictAnswer, known, asking)
                 passed_by = answer.master if answer.done else passed_by
         time.sleep(_LOOK_SECONDS)
     raise MasterUnreachable(

@@ -10,7 +10,7 @@ from cyclopts import App, Parameter
 from wancoll.cli.asking import Asking, OneMaster
 from wancoll.errors import ConfigError
 from wancoll.limits import DEFAULT, PROTOCOL_VERSION
-from wancoll.options import Flat, SecondsOrNone
+from wancoll.options import Flat, SecondsOrNone, between
 from wancoll.trust.registry import MOST_USES
 from wancoll.wire import messages as m
 
@@ -27,7 +27,7 @@ def create(
     role: Literal["peer", "relay", "observer", "chaos", "admin"] = "peer",
     name: str = "",
     group: Annotated[tuple[str, ...], Parameter(negative=())] = (),
-    uses: int = 0,
+    uses: Annotated[int, Parameter(validator=between(0, MOST_USES))] = 0,
     expires: SecondsOrNone = DAY,
     master: OneMaster = "",
     asking: Annotated[Asking, Flat] = Asking(),
@@ -41,8 +41,6 @@ def create(
         uses: How many daemons may join with it; one that comes back is not counted again. 0: any number.
         expires: Seconds for which it is good. 0: for ever.
     """
-    if uses < 0:
-        raise ConfigError("cannot be used", who="--uses", expected="a number, 0 or above", got=str(uses))
     for option, each in (*(("--group", one) for one in group), *([("--name", name)] if name else [])):
         if not 0 < len(each) <= DEFAULT.name_chars or not each.isprintable():
             raise ConfigError(
@@ -51,8 +49,6 @@ def create(
             )  # fmt: skip
     if len(group) > MOST_GROUPS:
         raise ConfigError("is given too often", who="--group", expected=f"{MOST_GROUPS} times", got=str(len(group)))
-    if uses > MOST_USES:
-        raise ConfigError("cannot be used", who="--uses", expected=f"at most {MOST_USES}, or 0", got=str(uses))
     if expires > LONGEST:
         raise ConfigError(
             "is too long", who="--expires", expected=f"at most {LONGEST:.0f} s, ten years, or 0: for ever",

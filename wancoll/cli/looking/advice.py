@@ -16,7 +16,6 @@ LEAST_ARENA = 256 * MIB  # of shared memory, with which one can begin
 SMALL_ARENA = 2 * GIB
 LEAST_PORTS = 1024
 OLDEST_KERNEL = (4, 10)  # whose tcp_info says enough
-PACING_KERNEL = (4, 13)  # from which bbr needs no fq to pace
 FAST_CLOCK = 1.0  # seconds off, from which ages in status and ends of tokens mislead
 SMALL_MSS = 1220  # bytes of a segment: below, something on the way leaves little room
 USUAL_MSS = 1340
@@ -75,20 +74,14 @@ def shared_memory(free: int) -> Finding:
     return Finding(FAIL, "shared memory", told, "give the machine, or the control group, more memory")
 
 
-def congestion(available: Sequence[str], used: str, qdisc: str, kernel: tuple[int, int]) -> Iterator[Finding]:
-    """Judge TCP's congestion control: what the kernel offers, what it uses unless told, and how packets leave."""
-    if "bbr" not in available:
-        yield Finding(
-            WARN, "congestion", f"bbr is not loaded ({', '.join(available) or 'nothing is told'})",
-            "`modprobe tcp_bbr`: over long, lossy paths it makes the difference",
-        )  # fmt: skip
-        return
-    yield Finding(OK, "congestion", f"bbr is there, for lanes that need it; the default here is {used}")
-    if qdisc != "fq" and kernel < PACING_KERNEL:
-        yield Finding(
-            WARN, "pacing", f"{qdisc or 'unknown'}; bbr of so old a kernel needs fq",
-            "`sysctl net.core.default_qdisc=fq`, then raise the interface anew",
-        )  # fmt: skip
+def congestion(available: Sequence[str], used: str) -> Finding:
+    """TCP's congestion control: what the kernel offers, and what it uses unless told."""
+    if "bbr" in available:
+        return Finding(OK, "congestion", f"bbr is there, for lanes that need it; the default here is {used}")
+    return Finding(
+        WARN, "congestion", f"bbr is not loaded ({', '.join(available) or 'nothing is told'})",
+        "`modprobe tcp_bbr`: over long, lossy paths it makes the difference",
+    )  # fmt: skip
 
 
 def buffers(receive: int, send: int, plans: Plans) -> Finding:
@@ -133,13 +126,6 @@ def engine(problem: ConfigError) -> Finding:
     return Finding(FAIL, "engine", f"{found} ({problem.got})", problem.hint or problem.expected)
 
 
-def tls(problem: str) -> Finding:
-    """Whether OpenSSL 3 is found; *problem* "": it is."""
-    if not problem:
-        return Finding(OK, "OpenSSL", "libssl.so.3 is there, for encrypted lanes")
-    return Finding(FAIL, "OpenSSL", problem, "install libssl3; without it only --insecure works")
-
-
 def synchronised(state: bool | None) -> Finding:
     """Whether the kernel's clock follows others; None: it does not say."""
     if state:
@@ -151,25 +137,10 @@ def synchronised(state: bool | None) -> Finding:
 # ---- a master ------------------------------------------------------------------------------------------
 
 
-def master(address: str, problem: str, round_trip: float, what_to_do: str = "") -> Finding:
-    """Whether it answers; *problem* "": after so many seconds. *what_to_do*: "" where nothing better is known."""
-    if not problem:
-        return Finding(OK, "master", f"{address} answers in {1e3 * round_trip:.1f} ms")
-    return Finding(
-        FAIL, "master", f"{address}: {problem}",
-        what_to_do or "is it running there, is the port open, and are --master, --join or --state right?",
-    )  # fmt: skip
-
-
 def masters(met: Collection[tuple[str, str]]) -> Iterator[Finding]:
     """Whether those that have answered are one, by what elects each."""
     if problem := two_masters(met):
         yield Finding(FAIL, "masters", *problem.split("; ", 1))
-
-
-def refused(address: str, reason: str) -> Finding:
-    """It answers, and will not tell who asks so."""
-    return Finding(FAIL, "master", f"{address}: {reason}", "what it says: it answers, so address and port are right")
 
 
 def clock_offset(offset: float, uncertain: float) -> Finding:

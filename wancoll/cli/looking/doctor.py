@@ -28,11 +28,11 @@ from wancoll import resources
 from wancoll.cli.asking import Asking
 from wancoll.cli.looking import advice
 from wancoll.cli.looking.advice import Finding, Plans, Way
+from wancoll.cli.looking.status import fetch
 from wancoll.cli.looking.tables import pair_rate
 from wancoll.errors import ConfigError, WancollError
 from wancoll.limits import PROTOCOL_VERSION, counted, package_version
 from wancoll.local import split_address
-from wancoll.net.ask import ask
 from wancoll.options import Flat, between
 from wancoll.units import parse_duration, parse_rate
 from wancoll.wire import messages as m
@@ -96,7 +96,6 @@ def machine(plans: Plans) -> Iterator[Finding]:
     """What there is to say of it."""
     release = platform.release()
     numbers = [int("0" + "".join(filter(str.isdigit, part))) for part in [*release.split("."), "0", "0"][:2]]
-    linux = numbers[0], numbers[1]
     packages, problem = f"{package_version()}, Python {platform.python_version()}", None
     try:
         from wancoll.native.engine import kernel_name
@@ -107,30 +106,26 @@ def machine(plans: Plans) -> Iterator[Finding]:
     yield Finding(advice.OK, "wancoll", packages)
     if problem is not None:
         yield advice.engine(problem)
-    yield advice.kernel(linux, release)
+    yield advice.kernel((numbers[0], numbers[1]), release)
     yield advice.files(resource.getrlimit(resource.RLIMIT_NOFILE)[1], plans)
     locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[1]
     yield advice.locked_memory(locked, devices=os.path.exists("/dev/nvidiactl"))
     yield advice.shared_memory(resources.free_memory())
     available, used = _words("ipv4/tcp_available_congestion_control"), _words("ipv4/tcp_congestion_control")
-    yield from advice.congestion(available, " ".join(used), " ".join(_words("core/default_qdisc")), linux)
+    yield advice.congestion(available, " ".join(used))
     receive, send = _words("ipv4/tcp_rmem"), _words("ipv4/tcp_wmem")
     yield advice.buffers(int(receive[-1]) if receive else 0, int(send[-1]) if send else 0, plans)
     if len(span := _words("ipv4/ip_local_port_range")) == 2:
         yield advice.ports(int(span[0]), int(span[1]), plans)
     if problem is None:
-        yield advice.tls(_why_no_tls())
+        from wancoll.native.seal import check_possible
+
+        try:
+            check_possible()
+            yield Finding(advice.OK, "OpenSSL", "libssl.so.3 is there, for encrypted lanes")
+        except ConfigError as bad:
+            yield Finding(advice.FAIL, "OpenSSL", str(bad), "install libssl3; without it only --insecure works")
     yield advice.synchronised(_synchronised())
-
-
-def _why_no_tls() -> str:
-    from wancoll.native.seal import check_possible
-
-    try:
-        check_possible()
-    except ConfigError as bad:
-        return str(bad)
-    return ""
 
 
 def _words(name: str) -> list[str]:
@@ -154,28 +149,19 @@ def _synchronised() -> bool | None:
 
 def _of_master(address: str, asking: Asking, met: list[tuple[str, str]]) -> Iterator[Finding]:
     """What there is to say of it. Where it answers *met* gets its address, and what elects it."""
+    before, began = time.time(), time.monotonic()
     try:
-        proof = asking.proof(address)
-        before, began = time.time(), time.monotonic()
-        question = m.StatusRequest(PROTOCOL_VERSION)
-        who = f"master {address}"
-        answer = ask(split_address(address), question, m.FromMaster, timeout=asking.timeout, who=who, proof=proof)
-        took = time.monotonic() - began
-    except OSError as bad:
-        yield advice.master(address, str(bad) or type(bad).__name__, 0.0)
-        return
+        answer = fetch(address, asking)
     except WancollError as bad:
-        yield advice.master(address, str(bad).removesuffix(f"; {bad.hint}"), 0.0, bad.hint)
+        advised = bad.hint or "what it says: it answers, so address and port are right"
+        yield Finding(advice.FAIL, "master", str(bad).removesuffix(f"; {bad.hint}"), advised)
         return
-    if isinstance(answer, m.Bye):
-        yield advice.refused(address, answer.reason)
-        return
-    yield advice.master(address, "", took)
-    if isinstance(answer, m.StandsBy | m.Status) and answer.elected_by:
+    took = time.monotonic() - began
+    yield Finding(advice.OK, "master", f"{address} answers in {1e3 * took:.1f} ms")
+    if answer.elected_by:
         met.append((address, answer.elected_by))
     if isinstance(answer, m.StandsBy):
         yield Finding(advice.OK, "master", f"{address} stands by; {answer.leader or 'nobody'} leads")
-    if not isinstance(answer, m.Status):
         return
     yield advice.clock_offset(answer.clock - (before + took / 2), took / 2)
     yield advice.version("the master", answer.version, package_version())

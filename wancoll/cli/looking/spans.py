@@ -7,22 +7,25 @@ OTEL_EXPORTER_OTLP_... and OTEL_SERVICE_NAME.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 
 from wancoll.cli.looking.timeline import OPEN, Row, phases
 from wancoll.errors import WancollError, without_package
 
 try:
-    from opentelemetry.context import Context
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.resources import OTELResourceDetector, Resource
-    from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+    from opentelemetry.sdk.trace import ReadableSpan
     from opentelemetry.sdk.trace.export import SpanExportResult
-    from opentelemetry.trace import Status, StatusCode, Tracer, set_span_in_context
+    from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+    from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+    from opentelemetry.trace import SpanContext, Status, StatusCode, TraceFlags
 except ImportError as missing:
     raise without_package("--otel", "traces", missing) from missing
 
 _AT_ONCE = 512  # spans
 _TOLD = ("group", "member", "epoch", "seq", "op", "algorithm", "codec", "bytes", "contributors", "outcome")
+_IDS = RandomIdGenerator()
 
 
 def send(traced: Mapping[str, Sequence[Row]]) -> int:
@@ -31,36 +34,49 @@ def send(traced: Mapping[str, Sequence[Row]]) -> int:
     Raises:
         WancollError: they are not taken.
     """
-    exporter = OTLPSpanExporter()
-    sender = _Sender(exporter)
+    exporter, count = OTLPSpanExporter(), 0
+    spans = (span for daemon, rows in traced.items() for span in _of_daemon(daemon, rows))
     try:
-        for daemon, rows in traced.items():
-            ours = Resource.create({"service.name": "wancoll"}).merge(OTELResourceDetector().detect())
-            ours = ours.merge(Resource({"service.instance.id": daemon}))
-            provider = TracerProvider(resource=ours, shutdown_on_exit=False)
-            provider.add_span_processor(sender)
-            for attempts in operations(rows):
-                _make(provider.get_tracer("wancoll"), attempts)
-        sender.flush()
+        while some := list(islice(spans, _AT_ONCE)):
+            if exporter.export(some) is not SpanExportResult.SUCCESS:
+                raise WancollError(
+                    "spans were not taken", who="OpenTelemetry's receiver", got=f"{count} sent before",
+                    hint="does one listen where OTEL_EXPORTER_OTLP_ENDPOINT says (http://localhost:4318)? The trace's "
+                    "file is written",
+                )  # fmt: skip
+            count += len(some)
     finally:
         exporter.shutdown()  # type: ignore[no-untyped-call]
-    return sender.count
+    return count
 
 
-def _make(tracer: Tracer, attempts: Sequence[Row]) -> None:
-    """The spans of an operation."""
-    last = attempts[-1]
+def _of_daemon(daemon: str, rows: Sequence[Row]) -> Iterator[ReadableSpan]:
+    ours = Resource.create({"service.name": "wancoll"}).merge(OTELResourceDetector().detect())
+    ours = ours.merge(Resource({"service.instance.id": daemon}))
+    for attempts in operations(rows):
+        yield from _of_operation(ours, attempts)
+
+
+def _of_operation(resource: Resource, attempts: Sequence[Row]) -> Iterator[ReadableSpan]:
+    last, trace, scope = attempts[-1], _IDS.generate_trace_id(), InstrumentationScope("wancoll")
+
+    def context() -> SpanContext:
+        return SpanContext(trace, _IDS.generate_span_id(), False, TraceFlags(TraceFlags.SAMPLED))
+
     told = {**{f"wancoll.{name}": last[name] for name in _TOLD}, "wancoll.attempts": last["attempt"]}
-    began = _nanos(attempts[0]["at"]["posted"])
-    whole = tracer.start_span(last["op"], Context(), attributes=told, start_time=began)
-    if last["outcome"] != "committed" and last["outcome"] not in OPEN:
-        whole.set_status(Status(StatusCode.ERROR, last["outcome"]))
-    within = set_span_in_context(whole)
+    failed = last["outcome"] != "committed" and last["outcome"] not in OPEN
+    began, ended, whole = _nanos(attempts[0]["at"]["posted"]), _nanos(max(last["at"].values())), context()
+    yield ReadableSpan(
+        last["op"], whole, None, resource, told, start_time=began, end_time=ended, instrumentation_scope=scope,
+        status=Status(StatusCode.ERROR, last["outcome"]) if failed else Status(),
+    )  # fmt: skip
     for row in attempts:
         told = {"wancoll.attempt": row["attempt"], "wancoll.epoch": row["epoch"]}
         for phase, since, until in phases(row):
-            tracer.start_span(phase, within, attributes=told, start_time=_nanos(since)).end(_nanos(until))
-    whole.end(_nanos(max(last["at"].values())))
+            yield ReadableSpan(
+                phase, context(), whole, resource, told, start_time=_nanos(since), end_time=_nanos(until),
+                instrumentation_scope=scope,
+            )  # fmt: skip
 
 
 def operations(rows: Sequence[Row]) -> Iterator[list[Row]]:
@@ -76,27 +92,3 @@ def operations(rows: Sequence[Row]) -> Iterator[list[Row]]:
 
 def _nanos(seconds: float) -> int:
     return round(1e9 * seconds)
-
-
-class _Sender(SpanProcessor):
-    """Hands over what has ended, some at a time. The SDK's own would drop what comes faster than it is sent."""
-
-    def __init__(self, exporter: OTLPSpanExporter) -> None:
-        self._exporter, self._ended = exporter, list[ReadableSpan]()
-        self.count = 0
-
-    def on_end(self, span: ReadableSpan) -> None:
-        self._ended.append(span)
-        if len(self._ended) >= _AT_ONCE:
-            self.flush()
-
-    def flush(self) -> None:
-        """Send the rest."""
-        spans, self._ended = self._ended, []
-        if spans and self._exporter.export(spans) is not SpanExportResult.SUCCESS:
-            raise WancollError(
-                "spans were not taken", who="OpenTelemetry's receiver", got=f"{self.count} sent before",
-                hint="does one listen where OTEL_EXPORTER_OTLP_ENDPOINT says (http://localhost:4318)? The trace's file "
-                "is written",
-            )  # fmt: skip
-        self.count += len(spans)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import msgspec
 from cyclopts import Parameter
 
-from wancoll.cli.asking import Asking, no_answer, other_answer
+from wancoll.cli.asking import IS_THERE, Asking, other_answer
 from wancoll.errors import ConfigError, MasterUnreachable, ProtocolError, WancollError
 from wancoll.health import Health, health, of_group
 from wancoll.limits import PROTOCOL_VERSION
@@ -197,12 +197,14 @@ def fetch(master: str, asking: Asking = Asking(), *, named_by: str = "") -> Stat
         question = StatusRequest(PROTOCOL_VERSION)
         answer = ask(where, question, FromMaster, timeout=asking.timeout, who=who, proof=proof)
     except OSError as error:
-        raise no_answer("the master gives no status", f"{master}{asking.way}", error) from error
+        got = str(error) or type(error).__name__
+        who = f"{master}{asking.way}"
+        raise MasterUnreachable("the master gives no status", who=who, got=got, hint=IS_THERE) from error
     if isinstance(answer, Status | StandsBy):
         return answer
     if isinstance(answer, Bye) and answer.final:
         raise ConfigError("does not answer who asks", who=who, expected="Status", got=f"Bye {answer.reason}")
-    raise other_answer(answer, who, "Status", "did not answer a status request")
+    raise other_answer(answer, who, "Status")
 
 
 def plain(value: Any) -> Any:

@@ -10,11 +10,11 @@ from typing import Annotated, Any
 import msgspec
 from cyclopts import App, Parameter
 
-from wancoll.cli.asking import daemon_says
 from wancoll.cli.looking.timeline import TraceFile, merged, timeline
 from wancoll.errors import ConfigError, PeerDaemonLost, ProtocolError
 from wancoll.limits import DEFAULT, counted
 from wancoll.local import default_socket
+from wancoll.net.ask import said
 from wancoll.net.unix import what_to_do
 from wancoll.options import Seconds
 from wancoll.wire import messages as m
@@ -105,7 +105,8 @@ def _write(file: TraceFile, out: str) -> None:
 def _ask(path: str, seconds: float, timeout: float) -> tuple[str, list[dict[str, Any]], m.Clock | None]:
     rows: list[dict[str, Any]] = []
     try:
-        for answer in daemon_says(path, m.TraceRequest(seconds), timeout, seconds + timeout):
+        who, within = f"daemon at {path}", seconds + timeout
+        for answer in said(path, m.TraceRequest(seconds), m.FromDaemon, timeout=within, who=who, anybody=True):
             if isinstance(answer, m.Failure):
                 who, hint = f"{answer.who} at {path}", answer.hint
                 raise ConfigError(answer.what, who=who, expected=answer.expected, got=answer.got, hint=hint)

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import App, Parameter
 from cyclopts.config import Env
 
+from wancoll.cli.columns import print_columns
 from wancoll.cli.model.question import (
     EXTRA,
     Alpha,
@@ -18,7 +19,6 @@ from wancoll.cli.model.question import (
     Question,
     column_names,
     named_columns,
-    print_columns,
     shown,
 )
 from wancoll.errors import ConfigError

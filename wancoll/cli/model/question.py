@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -13,7 +13,6 @@ from wancoll.schedule.cost import HALVED, LinkCost, Sites, crossover, lower_boun
 from wancoll.schedule.training import all_reduce_twice
 from wancoll.units import format_bytes, format_rate
 
-WIDTH = 80  # of a terminal
 Alpha = Annotated[str, Parameter(help="Time of one message over one hop, unit ns, us, ms or s.")]
 Bandwidth = Annotated[
     str, Parameter(help="Bandwidth of a member's link, each way, unit B/s or bit/s with k, M, G, T, Ki, Mi or Gi.")
@@ -95,17 +94,6 @@ def named_columns(text: str, known: Collection[str]) -> list[str]:
             hint="it needs --sites" if wrong == "hierarchical" else "",
         )  # fmt: skip
     return names
-
-
-def print_columns(left: Sequence[str], columns: Iterable[Sequence[str]], least: int = 0) -> None:
-    """Print the *columns*, heads first, beside *left*: in blocks, one below the other, of at most WIDTH characters."""
-    blocks: list[list[str]] = []
-    for cells in columns:
-        width = max(least, *(len(cell) + 2 for cell in cells))
-        if not blocks or len(blocks[-1][0]) + width > WIDTH:
-            blocks.append(list(left))
-        blocks[-1] = [f"{line}{cell:>{width}}" for line, cell in zip(blocks[-1], cells, strict=True)]
-    print("\n\n".join("\n".join(line.rstrip() for line in block) for block in blocks))
 
 
 def shown(column: str, value: float) -> str:

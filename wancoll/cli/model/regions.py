@@ -27,7 +27,6 @@ LOW_SIZE, HIGH_SIZE = 6, 32  # powers of two: 64 B to 4 GiB
 LOW_WORLD, HIGH_WORLD = 1, 10  # powers of two: 2 to 1024 members
 WIDE = 1 / 8  # octaves on each side of a power of two that are drawn as it
 FINE = 24  # cells of the map to an octave of size, and of world
-LABEL_DEPTH = 14  # cells around a name that must be its own; smaller regions have their name in the legend
 EQUAL = 1 + 1e-9
 
 
@@ -53,18 +52,6 @@ def winners(question: Question) -> NDArray[np.int64]:
         times = np.array([[question.seconds(name, n, k) for n in sizes] for name in question.names])
         best[k] = np.argmax(times <= times.min(axis=0) * EQUAL, axis=0)
     return np.array([best[int(k)] for k in members])
-
-
-def deepest(mask: NDArray[np.bool_]) -> tuple[int, int, int]:
-    """(row, column, depth) of the cell of *mask* that is farthest from its edge and, a bit, from the map's."""
-    depth, last = 0, mask
-    while mask.any():
-        depth, last = depth + 1, mask
-        around = np.pad(mask, 1)
-        mask = mask & around[:-2, 1:-1] & around[2:, 1:-1] & around[1:-1, :-2] & around[1:-1, 2:]
-    rows, columns = np.nonzero(last)
-    middle = len(rows) // 2
-    return (int(rows[middle]), int(columns[middle]), depth) if depth else (0, 0, 0)
 
 
 def draw(question: Question, path: str) -> None:
@@ -97,40 +84,18 @@ def draw(question: Question, path: str) -> None:
 
 
 def _name_regions(axes: Any, question: Question, best: NDArray[np.int64]) -> None:
-    """Names in the regions that have room for them, edges between all, a legend and a note for the rest."""
+    """Edges between the regions, and a legend: who wins there, and who nowhere."""
     from matplotlib.patches import Patch
 
     sizes, worlds = 2.0 ** cells(LOW_SIZE, HIGH_SIZE), 2.0 ** cells(LOW_WORLD, HIGH_WORLD)
-    small, never = [], []
+    handles = []
     for i, name in enumerate(question.names):
         mask = best == i
-        if not mask.any():
-            never.append(name.replace("_", " "))
-            continue
-        if not mask.all():
+        if mask.any() and not mask.all():
             axes.contour(sizes, worlds, mask, levels=[0.5], colors="white", linewidths=1.2)
-        row, column, depth = deepest(mask)
-        if depth >= LABEL_DEPTH:
-            shown = name.replace("_", "\n")
-            axes.text(
-                sizes[column], worlds[row], shown, ha="center", va="center", fontsize=15, fontweight="bold", color=INK
-            )
-        else:
-            small.append(Patch(color=COLORS[name], label=name.replace("_", " ")))
-    if never:
-        axes.annotate(
-            f"fastest nowhere: {', '.join(never)}",
-            xy=(1, 0),
-            xycoords="axes fraction",
-            xytext=(0, -38),  # below the label of the axis
-            textcoords="offset points",
-            ha="right",
-            va="top",
-            fontsize=9,
-            color=INK,
-        )
-    if small:
-        axes.legend(handles=small, loc="upper left", fontsize=9, framealpha=0.9, edgecolor="white", labelcolor=INK)
+        text = name.replace("_", " ") + ("" if mask.any() else ": fastest nowhere")
+        handles.append(Patch(color=COLORS[name], label=text))
+    axes.legend(handles=handles, loc="upper left", fontsize=9, framealpha=0.9, edgecolor="white", labelcolor=INK)
 
 
 def _scales(axes: Any) -> None:

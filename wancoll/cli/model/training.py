@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import textwrap
 from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
 from cyclopts.config import Env
 
-from wancoll.cli.model.question import WIDTH, Alpha, Bandwidth, named_columns, print_columns
+from wancoll.cli.columns import comment, print_columns
+from wancoll.cli.model.question import Alpha, Bandwidth, named_columns
 from wancoll.errors import ConfigError
 from wancoll.limits import counted, format_size
 from wancoll.options import AsJson, between
@@ -139,25 +139,22 @@ def run(
         return 0
     links = f"alpha {format_duration(link.alpha)}, bandwidth {format_rate(rate)}"
     links += f"; {format_rate(1 / near.beta)} inside a machine of {machine}" if near else ""
-    _say(f"{parameters} parameters of {job.precision.total} bytes, {counted(members, 'member')} of "
-         f"{format_size(memory, 3)}, {links}")  # fmt: skip
-    _say(f"all_reduce of the gradients, {format_bytes(job.gradients)}: {format_bytes(gradients['bound_bytes'])} each, "
-         f"{format_duration(gradients['ring_seconds'], 3)}; {format_duration(gradients['2S_seconds'], 3)} with the "
-         "approximation 2 S")  # fmt: skip
+    comment(f"{parameters} parameters of {job.precision.total} bytes, {counted(members, 'member')} of "
+            f"{format_size(memory, 3)}, {links}")  # fmt: skip
+    bound = format_bytes(gradients["bound_bytes"])
+    comment(f"all_reduce of the gradients, {format_bytes(job.gradients)}: {bound} each, "
+            f"{format_duration(gradients['ring_seconds'], 3)}; {format_duration(gradients['2S_seconds'], 3)} with the "
+            "approximation 2 S")  # fmt: skip
     print()
     cells = [_cells(one, places.get(one.name)) for one in found]
     left = [f"{name:<6}" for name in ("", *(one.name for one in found))]
     print_columns(left, [[name, *(each[name] for each in cells)] for name in chosen])
     print()
     if (own := -(-micro_batches // members)) > 1 < members:
-        _say(f"ZeRO-2 and ZeRO-3 reduce gradients after each of {own} micro-batches: fewer larger ones send less")
+        comment(f"ZeRO-2 and ZeRO-3 reduce gradients after each of {own} micro-batches: fewer larger ones send less")
     if not places:
-        _say(f"none fits: {_advice(min(found, key=lambda one: one.state), job, memory)}")
+        comment(f"none fits: {_advice(min(found, key=lambda one: one.state), job, memory)}")
     return 0
-
-
-def _say(text: str) -> None:
-    print(textwrap.fill(text, WIDTH, initial_indent="# ", subsequent_indent="#   ", break_on_hyphens=False))
 
 
 def _advice(least: Estimate, job: Job, memory: int) -> str:

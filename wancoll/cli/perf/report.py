@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import statistics
-import textwrap
 from collections.abc import Iterable
 from dataclasses import asdict
 
+from wancoll.cli.columns import WIDTH, comment, print_columns
 from wancoll.cli.perf.run import Row, Settings, Variant
 from wancoll.cli.perf.values import COLLECTIVES
 from wancoll.limits import counted
 from wancoll.schedule.cost import AVAILABLE
-
-_WIDTH = 80  # columns of a terminal
 
 
 def report_table(settings: Settings, peers: int, where: str, groups: Iterable[list[Row]]) -> list[Row]:
@@ -59,25 +57,19 @@ def _header(settings: Settings, peers: int, where: str, behind: bool) -> None:
     place = "in place" if COLLECTIVES[settings.collective].in_place else "out of place"
     memory = "arrays in the arena" if settings.arena else "arrays outside the arena"
     data = f"{place}, {memory}" if COLLECTIVES[settings.collective].given else "no data"
-    _say(f"wancoll perf {settings.collective}: {counted(peers, 'rank')}, {data}")
-    _say(where)
+    comment(f"wancoll perf {settings.collective}: {counted(peers, 'rank')}, {data}")
+    comment(where)
     several = len(settings.variants) > 1
     turns = ", variants in turns" if several else f", algorithm {settings.variants[0].algorithm}"
     if settings.in_flight == 1:
-        _say(f"time: median of {settings.iterations} operations after {settings.warmup} to warm up{turns}")
+        comment(f"time: median of {settings.iterations} operations after {settings.warmup} to warm up{turns}")
     else:
-        _say(
+        comment(
             f"time: of an operation with {settings.in_flight} in flight: median of {counted(settings.runs, 'run')} of "
             f"{settings.run_length} operations{turns}"
         )
     if not behind:
-        _say("below each line: the algorithm that ran (the one asked for), and the codec")
-
-
-def _say(text: str) -> None:
-    """Comment lines that fit."""
-    wide = {"break_long_words": False, "break_on_hyphens": False}
-    print(textwrap.fill(text, _WIDTH, initial_indent="# ", subsequent_indent="#   ", **wide), flush=True)  # type: ignore[arg-type]
+        comment("below each line: the algorithm that ran (the one asked for), and the codec")
 
 
 def _columns(settings: Settings) -> tuple[list[tuple[str, str, int]], bool]:
@@ -87,7 +79,7 @@ def _columns(settings: Settings) -> tuple[list[tuple[str, str, int]], bool]:
     columns += [("redop", "", 5), *([("root", "", 4)] if COLLECTIVES[settings.collective].rooted else [])]
     columns += [("time", "(us)", 8), ("algbw", "(GB/s)", 7), ("busbw", "(GB/s)", 7), ("#wrong", "", 6)]
     longest = max(len(name) for name in ("algorithm", *AVAILABLE.get(settings.collective, ())))
-    fits = sum(width + 1 for _, _, width in columns) + longest <= _WIDTH
+    fits = sum(width + 1 for _, _, width in columns) + longest <= WIDTH
     return columns, fits and len(settings.variants) == 1 and settings.variants[0].codec == "none"
 
 
@@ -115,15 +107,11 @@ def _side_by_side(variants: tuple[Variant, ...], sizes: list[list[Row]]) -> None
     print("#\n# time (us) side by side, * the fastest")
     names = [_name(each, [rows[i].algorithm for rows in sizes]) for i, each in enumerate(variants)]
     width = max(23, *map(len, names))
-    fit = (_WIDTH - 1 - width) // 12
-    for some in (sizes[at : at + fit] for at in range(0, len(sizes), fit)):
-        fastest = [min(row.time for row in rows) for rows in some]
-        print(f"#{'size (B)':>{width}}" + "".join(f" {rows[0].size:>11}" for rows in some))
-        for i, name in enumerate(names):
-            times = [rows[i].time for rows in some]
-            cells = (
-                f" {time * 1e6:>10.1f}{'*' if time == least else ' '}"
-                for time, least in zip(times, fastest, strict=True)
-            )
-            print(f"#{name:>{width}}{''.join(cells)}".rstrip())
-        print("#")
+    left = [f"#{name:>{width}}" for name in ("size (B)", *names)]
+    columns = []
+    for rows in sizes:
+        least = min(row.time for row in rows)
+        times = (f"{row.time * 1e6:.1f}{'*' if row.time == least else ' '}" for row in rows)
+        columns.append([f"{rows[0].size} ", *times])
+    print_columns(left, columns, least=12, between="\n#\n")
+    print("#")

@@ -9,7 +9,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from wancoll.client.codecs import NOMINAL_ERROR
-from wancoll.collective import Codec, ReduceOp
+from wancoll.collective import Codec, Kind, ReduceOp
+from wancoll.metrics.core.operations import bus_factor
 from wancoll.schedule.choose import ENCODE_ONCE
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
@@ -24,7 +25,6 @@ class Collective:
     """One row of nccl-tests' conventions (PERFORMANCE.md there), for n ranks."""
 
     name: str
-    factor: str  # busbw / algbw: "2(n-1)/n", "(n-1)/n" or "1"
     given: str  # "tensor", "blocks" (one for each rank), or "" for nothing
     gets: str  # the same of the result; "in place": it takes the place of what is given
     given_at_root: bool = False  # only the root gives
@@ -47,23 +47,23 @@ class Collective:
 
     def busbw(self, size: int, seconds: float, world_size: int) -> float:
         """Bus bandwidth in GB/s (10^9 bytes): what the busiest member sends or receives, by the time it takes."""
-        share = (world_size - 1) / world_size
-        return {"2(n-1)/n": 2 * share, "(n-1)/n": share, "1": 1.0}[self.factor] * size / seconds / 1e9
+        factor = bus_factor(Kind[self.name], world_size) if self.name in Kind.__members__ else 1.0
+        return factor * size / seconds / 1e9
 
 
 COLLECTIVES = {
     each.name: each
     for each in (
-        Collective("all_reduce", "2(n-1)/n", "tensor", "in place", reduces=True),
-        Collective("reduce_scatter", "(n-1)/n", "blocks", "tensor", reduces=True),
-        Collective("all_gather", "(n-1)/n", "tensor", "blocks"),
-        Collective("broadcast", "1", "tensor", "in place", given_at_root=True),
-        Collective("reduce", "1", "tensor", "tensor", gets_at_root=True, reduces=True),
-        Collective("gather", "(n-1)/n", "tensor", "blocks", gets_at_root=True),
-        Collective("scatter", "(n-1)/n", "blocks", "tensor", given_at_root=True),
-        Collective("all_to_all", "(n-1)/n", "blocks", "blocks"),
-        Collective("send_recv", "1", "tensor", "tensor"),  # each rank sends to the next one
-        Collective("barrier", "1", "", ""),
+        Collective("all_reduce", "tensor", "in place", reduces=True),
+        Collective("reduce_scatter", "blocks", "tensor", reduces=True),
+        Collective("all_gather", "tensor", "blocks"),
+        Collective("broadcast", "tensor", "in place", given_at_root=True),
+        Collective("reduce", "tensor", "tensor", gets_at_root=True, reduces=True),
+        Collective("gather", "tensor", "blocks", gets_at_root=True),
+        Collective("scatter", "blocks", "tensor", given_at_root=True),
+        Collective("all_to_all", "blocks", "blocks"),
+        Collective("send_recv", "tensor", "tensor"),  # each rank sends to the next one
+        Collective("barrier", "", ""),
     )
 }
 

@@ -56,10 +56,8 @@ def peer(
         limits=affordable(replace(DEFAULT, **asdict(limits))),
     )
 
-    def _waits(started: Any) -> service.Wait:
-        return service.Wait(
-            f"its master at {started.master}", None if config.ready_without_master else started.answered
-        )
+    def _waits(started: Any) -> tuple[str, trio.Event | None]:
+        return f"its master at {started.master}", None if config.ready_without_master else started.answered
 
     asked: list[bool] = []
     service.run("peer", partial(_serve, config, asked), _describe, _waits)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 from cyclopts import Parameter
 
@@ -71,12 +71,10 @@ def relay(
         limits=affordable(DEFAULT),
     )  # fmt: skip
 
-    def _waits(started: Any) -> service.Wait:
-        return service.Wait(f"its master at {started.master}", started.answered)
-
-    service.run("relay", partial(serve, config), _describe, _waits)
+    service.run(
+        "relay",
+        partial(serve, config),
+        lambda started: f"data={','.join(started.data)} name={started.name}",
+        lambda started: (f"its master at {started.master}", started.answered),
+    )
     return 0
-
-
-def _describe(started: Any) -> str:
-    return f"data={','.join(started.data)} name={started.name}"

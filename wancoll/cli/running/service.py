@@ -9,12 +9,12 @@ import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import structlog
 import trio
 
-from wancoll.cli.running.notify import Notifier
+from wancoll.cli.running.notify import notify, watchdog_interval
 from wancoll.cli.variables import misspelt
 from wancoll.errors import ConfigError
 
@@ -23,19 +23,9 @@ log = structlog.get_logger("wancoll.service")
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-class Serve(Protocol):
-    """A service: says through *task_status* what it bound, and returns some time after *stop* is set."""
-
-    def __call__(self, *, stop: trio.Event, task_status: trio.TaskStatus[Any]) -> Awaitable[object]:
-        """Run until *stop* is set and all is put away."""
-        ...
-
-
-class Wait(NamedTuple):
-    """What a service that has started waits for before it is ready; *until*: None, if it calls itself ready at once."""
-
-    what: str
-    until: trio.Event | None
+# A service says by its task_status what it bound, and returns some time after stop is set.
+Serve = Callable[..., Awaitable[object]]
+Waits = Callable[[Any], tuple[str, trio.Event | None]]  # for what a service waits before it is ready; None: it does not
 
 
 @dataclass
@@ -44,8 +34,7 @@ class _Announcer:
 
     name: str
     describe: Callable[[Any], str]
-    waits: Callable[[Any], Wait] | None
-    notifier: Notifier
+    waits: Waits | None
     watchers: trio.Nursery
     has_started: bool = False
 
@@ -54,8 +43,8 @@ class _Announcer:
         where, until = self.describe(value), None
         if self.waits is not None:
             what, until = self.waits(value)
-            self._say(f"started {where} and waits for {what}")
-            self.notifier.send(f"STATUS=waits for {what}")
+            say(f"wancoll {self.name} started {where} and waits for {what}")
+            notify(f"STATUS=waits for {what}")
         if until is None:
             self._ready(where)
         else:
@@ -66,11 +55,8 @@ class _Announcer:
         self._ready(where)
 
     def _ready(self, where: str) -> None:
-        self._say(f"ready {where}")
-        self.notifier.send("READY=1", f"STATUS=ready {where}")
-
-    def _say(self, what: str) -> None:
-        say(f"wancoll {self.name} {what}")
+        say(f"wancoll {self.name} ready {where}")
+        notify("READY=1", f"STATUS=ready {where}")
 
 
 def say(line: str) -> None:
@@ -82,7 +68,7 @@ def say(line: str) -> None:
         log.warning("standard output cannot be written", reason=str(bad))
 
 
-def run(name: str, serve: Serve, describe: Callable[[Any], str], waits: Callable[[Any], Wait] | None = None) -> None:
+def run(name: str, serve: Serve, describe: Callable[[Any], str], waits: Waits | None = None) -> None:
     """Run *serve* until it returns. The first SIGTERM or SIGINT sets its stop event, a second one ends the process.
 
     It says "wancoll NAME ready ...", with what *describe* makes of the value that *serve* started with. *waits* gives
@@ -95,29 +81,19 @@ def run(name: str, serve: Serve, describe: Callable[[Any], str], waits: Callable
     """
     for variable, meant in misspelt.items():
         log.warning("a variable is no option of this command", variable=variable, did_you_mean=meant)
-    notifier = Notifier.from_environment()
     os.umask(0o077)  # journal, keys, logs: all that it makes is its user's alone
     gc.collect()
     gc.freeze()  # what was imported stays: later collections, which interrupt operations, need not walk it
-    try:
-        trio.run(_run, name, serve, describe, waits, notifier)
-    finally:
-        notifier.close()
+    trio.run(_run, name, serve, describe, waits)
 
 
-async def _run(
-    name: str,
-    serve: Serve,
-    describe: Callable[[Any], str],
-    waits: Callable[[Any], Wait] | None,
-    notifier: Notifier,
-) -> None:
+async def _run(name: str, serve: Serve, describe: Callable[[Any], str], waits: Waits | None) -> None:
     stop = trio.Event()
     async with trio.open_nursery() as watchers:
-        announcer = _Announcer(name, describe, waits, notifier, watchers)
-        await watchers.start(_stop_on_signal, stop, notifier)
-        if notifier.watchdog_interval is not None:
-            watchers.start_soon(_keep_alive, notifier, notifier.watchdog_interval)
+        announcer = _Announcer(name, describe, waits, watchers)
+        await watchers.start(_stop_on_signal, stop)
+        if (interval := watchdog_interval()) is not None:
+            watchers.start_soon(_keep_alive, interval)
         try:
             await serve(stop=stop, task_status=announcer)
         except* OSError as refused:
@@ -132,9 +108,7 @@ async def _run(
         watchers.cancel_scope.cancel()
 
 
-async def serve_until(
-    serve: Callable[..., Awaitable[None]], *, stop: trio.Event, task_status: trio.TaskStatus[Any]
-) -> None:
+async def serve_until(serve: Serve, *, stop: trio.Event, task_status: trio.TaskStatus[Any]) -> None:
     """Run `serve(task_status=...)`, which knows no stop event, and cancel it when *stop* is set."""
 
     async def cancel_when_stopped() -> None:
@@ -147,16 +121,14 @@ async def serve_until(
         nursery.cancel_scope.cancel()
 
 
-async def _stop_on_signal(
-    stop: trio.Event, notifier: Notifier, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
-) -> None:
+async def _stop_on_signal(stop: trio.Event, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
     with trio.open_signal_receiver(*SIGNALS) as signals:
         task_status.started()
         number = await anext(signals)
     for each in SIGNALS:
         signal.signal(each, _end_now)
     log.info("stopping; a second signal ends the process at once", signal=signal.Signals(number).name)
-    notifier.send("STOPPING=1", "STATUS=draining")
+    notify("STOPPING=1", "STATUS=draining")
     stop.set()
 
 
@@ -165,10 +137,10 @@ def _end_now(number: int, _frame: FrameType | None) -> None:
     os._exit(128 + number)
 
 
-async def _keep_alive(notifier: Notifier, interval: float) -> None:
+async def _keep_alive(interval: float) -> None:
     """Tell the manager that the event loop turns."""
     while True:
-        notifier.send("WATCHDOG=1")
+        notify("WATCHDOG=1")
         await trio.sleep(interval)
 
 

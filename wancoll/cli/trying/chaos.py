@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 from cyclopts.config import Env
@@ -77,6 +77,7 @@ def run(
     from rich.console import Console
 
     from wancoll.chaos.chaos_run import TIMES, ChaosOptions, ChaosRun
+    from wancoll.chaos.core.chaos_page import page
     from wancoll.chaos.core.chaos_report import build, lines
     from wancoll.failpoints import MASTER, PEER
 
@@ -111,7 +112,10 @@ def run(
     report = build(findings)
     console.print(faults_by_phase(report["phases"]))
     say("\n".join(lines(report)))
-    _write(report, as_json, as_html)
+    if as_json is not None:
+        as_json.write_text(json.dumps(report, indent=1), encoding="utf-8")
+    if as_html is not None:
+        as_html.write_text(page(report), encoding="utf-8")
     if not report["violations"]:
         return 0
     where = options.keep_logs or f"wancoll-chaos-{seed}-logs"
@@ -146,12 +150,3 @@ def faults_by_phase(counts: Mapping[str, Mapping[str, int]]) -> Table:
         by = ", ".join(f"{kind} {count}" for kind, count in sorted(hits.items(), key=lambda one: -one[1]))
         table.add_row(phase, str(sum(hits.values())), by)
     return table
-
-
-def _write(report: dict[str, Any], as_json: Path | None, as_html: Path | None) -> None:
-    from wancoll.chaos.core.chaos_page import page
-
-    if as_json is not None:
-        as_json.write_text(json.dumps(report, indent=1), encoding="utf-8")
-    if as_html is not None:
-        as_html.write_text(page(report), encoding="utf-8")

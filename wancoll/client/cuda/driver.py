@@ -183,20 +183,16 @@ class Device:
         self._loose = [each for each in [*self._loose, mark] if not each.settled()]
 
     def lend(self) -> Any:
-        """A stream of ours on which nothing waits for anything; return_after() gives it back."""
+        """A stream of ours on which nothing waits for anything; give_back() ends that."""
         for i, (stream, mark) in enumerate(self._lent):
             if mark.settled():
                 del self._lent[i]
                 return stream
         return self._new_stream()
 
-    def return_after(self, stream: Any, mark: Mark) -> None:
-        """A stream that was lent is free behind *mark*."""
-        self._lent.append((stream, mark))
-
-    def return_stream(self, stream: Any) -> None:
-        """A stream that was lent is free, as nothing is left on it."""
-        self._lent.append((stream, Mark(self, None)))
+    def give_back(self, stream: Any, mark: Mark | None = None) -> None:
+        """A stream that was lent is free behind *mark*; without one now, as nothing is left on it."""
+        self._lent.append((stream, mark or Mark(self, None)))
 
     def room(self, most: int) -> int:
         """How much of *most* bytes of memory may be taken."""

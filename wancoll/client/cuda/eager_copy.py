@@ -97,7 +97,7 @@ class EagerCopy:
         self.memory = self.device.take_memory(nbytes, stream, early=True)
         if not self.memory:
             self.over = True
-            self.device.return_stream(stream)
+            self.device.give_back(stream)
             return False
         self.stream = stream
         count = -(-nbytes // STEP)

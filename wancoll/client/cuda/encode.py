@@ -16,14 +16,13 @@ from wancoll.client.cuda.driver import Driver
 from wancoll.collective import Codec, DType
 from wancoll.errors import ConfigError, DeviceError
 from wancoll.native import ffi, lib
-from wancoll.schedule.build import BLOCKS, takes
+from wancoll.schedule.build import BLOCKS
 
 CODECS = (Codec.bf16, Codec.int8, Codec.fp8)  # those that have kernels
 
 _NAMES = {DType.float32: "f32", DType.float64: "f64", DType.float16: "f16", DType.bfloat16: "bf16"}
 _THREADS = 256  # of a thread block
 _LINE, _LINE_THREADS, _WARP = 64, 16, 32  # as in cuda.cu
-_MOST_BLOCKS = (1 << 31) - 1  # of a grid
 # One rounding for each operation, as on the CPU.
 _EXACT = (b"--fmad=false", b"--ftz=false", b"--prec-div=true", b"--std=c++17")
 
@@ -37,57 +36,32 @@ class Launch:
     threads: int = _THREADS
 
 
-def encode_launch(codec: Codec, dtype: DType, n: int, first: int = 0) -> Launch:
-    """What encodes *n* elements of a tensor, from element *first* on, which begins a block.
-
-    Raises:
-        ConfigError: no kernel has this codec and dtype, or *first* is within a block.
-    """
-    kernel = _kernel("encode", codec, dtype)
-    elements = BLOCKS[codec][0]
-    if first % elements:
-        raise ConfigError(
-            "an encoded part begins at a block", who=f"{codec.name} on a device", expected=f"a multiple of {elements}",
-            got=str(first),
-        )  # fmt: skip
+def encode_launch(codec: Codec, dtype: DType, n: int) -> Launch:
+    """What encodes *n* elements of a tensor, from a block's begin on."""
     if codec is Codec.bf16:
-        return Launch(kernel, _blocks(-(-(first % _LINE + n) // _LINE) * _LINE_THREADS))
-    return Launch(kernel, _blocks(-(-n // elements) * _WARP))
+        threads = -(-n // _LINE) * _LINE_THREADS
+    else:
+        threads = -(-n // BLOCKS[codec][0]) * _WARP
+    return _launch(f"encode_{codec.name}", dtype, threads)
 
 
 def decode_launch(codec: Codec, dtype: DType, n: int) -> Launch:
-    """What decodes *n* elements, from a block's begin on. Raises ConfigError: no kernel has this codec and dtype."""
-    return Launch(_kernel("decode", codec, dtype), _blocks(n))
+    """What decodes *n* elements, from a block's begin on."""
+    return _launch(f"decode_{codec.name}", dtype, n)
 
 
 def feed_launch(dtype: DType, n: int) -> Launch:
     """What adds a residual to *n* elements."""
-    return Launch(f"feed_{_NAMES[dtype]}", _blocks(n))
+    return _launch("feed", dtype, n)
 
 
 def lost_launch(codec: Codec, dtype: DType, n: int) -> Launch:
-    """What finds what the codec loses of *n* elements. Raises ConfigError: no kernel has this codec and dtype."""
-    return Launch(_kernel("lost", codec, dtype), _blocks(n))
+    """What finds what the codec loses of *n* elements."""
+    return _launch(f"lost_{codec.name}", dtype, n)
 
 
-def _kernel(verb: str, codec: Codec, dtype: DType) -> str:
-    if codec not in CODECS or not takes(codec, dtype):
-        raise ConfigError(
-            "no kernel for devices has this codec and dtype", who=f"{codec.name} on a device",
-            expected=", ".join(f"{c.name} of {d.name}" for c in CODECS for d in DType if takes(c, d)),
-            got=f"{codec.name} of {dtype.name}", hint="encode on the host",
-        )  # fmt: skip
-    return f"{verb}_{codec.name}_{_NAMES[dtype]}"
-
-
-def _blocks(threads: int) -> int:
-    needed = -(-threads // _THREADS)
-    if needed > _MOST_BLOCKS:
-        raise ConfigError(
-            "a part is too long for one kernel", expected=f"{_MOST_BLOCKS} thread blocks", got=str(needed),
-            hint="encode it in several parts",
-        )  # fmt: skip
-    return needed
+def _launch(verb: str, dtype: DType, threads: int) -> Launch:
+    return Launch(f"{verb}_{_NAMES[dtype]}", -(-threads // _THREADS))
 
 
 # ---- compiling ------------------------------------------------------------------------------------------
@@ -192,56 +166,42 @@ class Codecs:
         self._module = driver("cuModuleLoadData", compiled(int(major), int(minor)))
         self._functions: dict[str, Any] = {}
 
-    def encode(
-        self, stream: Any, codec: Codec, dtype: DType, coded: int, source: int, n: int,
-        noise: tuple[int, int] | None = None,
-    ) -> None:  # fmt: skip
+    def encode(self, stream: Any, codec: Codec, dtype: DType, coded: int, source: int, n: int) -> None:
         """Queue on *stream*: the *n* elements of *dtype* at *source* become coded_bytes(codec, n) bytes at *coded*.
 
-        Args:
-            stream: a CUstream of this device.
-            codec: one of CODECS.
-            dtype: that the codec takes.
-            coded: address on the device; of bf16 a multiple of 2.
-            source: address on the device, a multiple of the dtype's size.
-            n: elements, from a block's begin on.
-            noise: round stochastically: the 64 bits of the key, and the index in the tensor of the first element.
+        Rounded to nearest. Addresses are the device's: that of elements a multiple of the dtype's size, *coded* of bf16
+        of 2.
 
         Raises:
-            ConfigError: no kernel has this codec and dtype, or the part begins within a block.
             DeviceError: the driver refuses.
         """
-        key, first = noise or (0, 0)
-        launch = encode_launch(codec, dtype, n, first)
-        types = (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64)
-        self._run(stream, launch, (coded, source, n, int(noise is not None), key, first), types)
+        self._run(stream, encode_launch(codec, dtype, n), coded, source, n)
 
     def decode(self, stream: Any, codec: Codec, dtype: DType, out: int, coded: int, n: int) -> None:
         """Queue on *stream*: the bytes at *coded* become *n* elements at *out*; see encode."""
-        self._run(stream, decode_launch(codec, dtype, n), (out, coded, n), (ctypes.c_uint64,) * 3)
+        self._run(stream, decode_launch(codec, dtype, n), out, coded, n)
 
     def feed(self, stream: Any, dtype: DType, out: int, source: int, n: int, residual: int) -> None:
         """Queue: *n* elements of *dtype* and of the *residual* (0: there is none) are added, at *out*, in its dtype."""
-        self._run(stream, feed_launch(dtype, n), (out, source, n, residual), (ctypes.c_uint64,) * 4)
+        self._run(stream, feed_launch(dtype, n), out, source, n, residual)
 
     def lost(self, stream: Any, codec: Codec, dtype: DType, out: int, source: int, n: int, coded: int) -> None:
         """Queue: what feed() has made, at *source*, less what is left of it *coded*, is at *out*; that may be *source*.
 
         Without *coded* (0) it is all of it. What is not finite becomes 0.
         """
-        self._run(stream, lost_launch(codec, dtype, n), (out, source, n, coded), (ctypes.c_uint64,) * 4)
+        self._run(stream, lost_launch(codec, dtype, n), out, source, n, coded)
 
     def close(self) -> None:
         """Unload the kernels; only when none of them runs."""
         self._driver.code("cuModuleUnload", self._module)
 
-    def _run(self, stream: Any, launch: Launch, values: tuple[int, ...], types: tuple[Any, ...]) -> None:
+    def _run(self, stream: Any, launch: Launch, *values: int) -> None:
         if not launch.blocks:
             return
         function = self._functions.get(launch.kernel)
         if function is None:
             function = self._driver("cuModuleGetFunction", self._module, launch.kernel.encode())
             self._functions[launch.kernel] = function
-        self._driver(
-            "cuLaunchKernel", function, launch.blocks, 1, 1, launch.threads, 1, 1, 0, stream, (values, types), 0
-        )
+        given = values, (ctypes.c_uint64,) * len(values)
+        self._driver("cuLaunchKernel", function, launch.blocks, 1, 1, launch.threads, 1, 1, 0, stream, given, 0)

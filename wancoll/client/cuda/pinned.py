@@ -6,12 +6,11 @@ pages that lay there at first.
 
 from __future__ import annotations
 
-import weakref
 from collections import deque
 from collections.abc import Callable
 
 from wancoll.client.cuda.driver import Mark
-from wancoll.client.memory.arena import Arena, Block, Lease, size_class
+from wancoll.client.memory.arena import Arena, Block, Lease, Returning, size_class
 from wancoll.errors import ArenaFull, DeviceError
 
 
@@ -24,7 +23,7 @@ class Entry:
         self.lease = lease  # held as long as the block is registered
         self.marks: list[Mark] = []  # the block is free when the device has come to all of them
         self.unmarked = 0  # copies that may be under way without a mark: an error came in between
-        self.returning: _Returning | None = None  # tells the pool that nobody holds the block any more
+        self.returning: Returning | None = None  # tells the pool that nobody holds the block any more
 
     def free(self) -> bool:
         """Whether no copy of a device uses the block."""
@@ -49,13 +48,6 @@ class Pinned:
         return self.entry.lease.block
 
 
-class _Returning(weakref.ref[Pinned]):
-    """Gives a block back without running Python code while memory is collected; the arena has the same."""
-
-    __slots__ = ("entry",)
-    entry: Entry
-
-
 class Pool:
     """The pinned blocks of one *arena*, *most* bytes of them. Not for several threads at the same time.
 
@@ -68,7 +60,7 @@ class Pool:
         self._arena, self._most, self._register, self._unregister = arena, most, register, unregister
         self._idle: list[Entry] = []  # the last one was used last
         self._held: set[Entry] = set()
-        self._returned: deque[_Returning] = deque()
+        self._returned: deque[Returning] = deque()
         self.nbytes = 0  # pinned
 
     def take(self, nbytes: int) -> Pinned | None:
@@ -107,14 +99,14 @@ class Pool:
 
     def _hold(self, entry: Entry) -> Pinned:
         held = Pinned(entry)
-        entry.returning = _Returning(held, self._returned.append)
-        entry.returning.entry = entry
+        entry.returning = Returning(held, self._returned.append)
+        entry.returning.lent = entry
         self._held.add(entry)
         return held
 
     def _settle(self) -> None:
         while self._returned:
-            entry = self._returned.popleft().entry
+            entry: Entry = self._returned.popleft().lent
             if entry in self._held:
                 self._held.discard(entry)
                 self._idle.append(entry)

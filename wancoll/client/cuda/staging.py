@@ -286,10 +286,10 @@ class Staging:
                 try:
                     order(int(stream))
                 except (TypeError, ValueError, BufferError):  # it takes no stream for such memory: it has none
-                    device.return_stream(stream)
+                    device.give_back(stream)
                     return
                 mark = device.mark(stream)
-                device.return_after(stream, mark)
+                device.give_back(stream, mark)
         region.on = device.ordinal
         self._until(mark, deadline, region)
 
@@ -510,7 +510,7 @@ class Staging:
                 with suppress(DeviceError), device.current():
                     mark = self._queue(held, device, stream, [], early)
                     held.entry.marks.append(mark)
-                    device.return_after(stream, mark)
+                    device.give_back(stream, mark)
 
     def write(
         self, targets: Sequence[Region], source: int, nbytes: int, held: Lease | Pinned,
@@ -563,7 +563,7 @@ class Staging:
                 held.entry.marks.append(mark)
                 device.last = mark
                 if ahead is not None or waiting is not None:
-                    device.return_after(ours, mark)
+                    device.give_back(ours, mark)
                     device.follow_mark(device.outward, mark)
                 for stream in lasting:
                     if stream is not None:

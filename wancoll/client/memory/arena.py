@@ -49,7 +49,7 @@ class Block:
         self.address, self.nbytes = address, nbytes
         self.used = 0  # bytes that the holder asked for
         self.stamp = 0  # when it was last given back; counts up. 0: never, so it is as cold as its holder left it
-        self.returning: _Returning | None = None  # gives it back when its lease dies
+        self.returning: Returning | None = None  # gives it back when its lease dies
 
     @property
     def offset(self) -> int:
@@ -66,15 +66,15 @@ class Lease:
         self.arena, self.block = arena, block
 
 
-class _Returning(weakref.ref[Lease]):
-    """Tells the arena that a block's lease died.
+class Returning(weakref.ref[Any]):
+    """Tells whoever lent *lent* that what held it died.
 
     Its callback is a deque's own append, and not a __del__: no Python code runs while memory is collected, at whatever
     moment and in whatever thread that happens, so nothing there can deadlock or swallow a Ctrl-C.
     """
 
-    __slots__ = ("block",)
-    block: Block
+    __slots__ = ("lent",)
+    lent: Any
 
 
 class ArrayMemory:
@@ -162,7 +162,7 @@ class Arena:
         self._starts: list[int] = []  # addresses of all blocks, sorted
         self._blocks: dict[int, Block] = {}  # address -> block
         self._idle: dict[int, dict[Block, None]] = {}  # size -> blocks nobody holds, the last one is the warmest
-        self._returned: deque[_Returning] = deque()  # their leases died, not in _idle yet
+        self._returned: deque[Returning] = deque()  # their leases died, not in _idle yet
         self._lock, self._swapping = threading.Lock(), threading.Lock()
         self._holed = False  # part of the address space may be somebody else's: no swaps, and it stays mapped
         self._stamp = 0
@@ -186,8 +186,8 @@ class Arena:
             block = next(reversed(warm)) if warm else self._bind(size, nbytes)
             # First the lease, then the removal: whatever is interrupted in between gives the block back.
             lease = Lease(self, block)
-            returning = _Returning(lease, self._returned.append)
-            returning.block = block
+            returning = Returning(lease, self._returned.append)
+            returning.lent = block
             block.returning = returning
             self._promised += nbytes - block.used
             block.used = nbytes
@@ -235,7 +235,7 @@ class Arena:
         if not returned or self._closed:
             return
         while returned:
-            block = returned[0].block
+            block: Block = returned[0].lent
             self._stamp += 1
             block.stamp = self._stamp
             if self._blocks.get(block.address) is block:  # else it was abandoned

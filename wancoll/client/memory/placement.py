@@ -15,7 +15,7 @@ from wancoll.client.cuda.stream_wait import StreamWaits, check_may_wait
 from wancoll.client.memory.arena import Arena, Block, Lease
 from wancoll.client.memory.tensors import Region
 from wancoll.collective import Codec
-from wancoll.errors import ArenaFull, ProtocolError
+from wancoll.errors import ArenaFull
 from wancoll.limits import WORD, blocks
 from wancoll.native import ffi, lib
 
@@ -124,12 +124,7 @@ class Placement:
         nbytes = sum(target.nbytes for target in self.targets) or self._unwanted
         if self._fresh and nbytes:
             block = arena.find(self.targets[0].address, nbytes)
-            if block is None:
-                raise ProtocolError(
-                    "the memory that was made for a result is not in the arena", who="wancoll client",
-                    expected=f"a block with {nbytes} bytes at {self.targets[0].address:#x}", got="none",
-                    hint="this is a bug of wancoll; nothing was sent",
-                )  # fmt: skip
+            assert block is not None  # the target was made there
             self.result_buffer = block.offset + self.targets[0].address - block.address
         elif nbytes:
             one = self.targets[0] if len(self.targets) == 1 else None

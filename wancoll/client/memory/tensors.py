@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from operator import index
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -85,15 +85,19 @@ class Region:
 
 def region(x: Any, who: str) -> Region:
     """Look at *x* without copying it; *who* names it in errors, for example "all_reduce(out=...)"."""
-    found = None
     if isinstance(x, np.ndarray):
         found = _numpy(x, who)
     elif is_torch(x):
         found = _torch(x, who)
-    elif hasattr(type(x), "__cuda_array_interface__"):
-        found = _interface(x, who)
-    if found is None:
-        found = _dlpack(x, who) if hasattr(type(x), "__dlpack__") else _buffer(x, who)
+    elif (opened := exported(x, who)) is None:
+        found = _buffer(x, who)
+    else:
+        tensor, writable, origin, pinned = opened
+        dtype = DType.__members__.get(tensor.dtype)
+        if dtype is None:
+            raise unknown_dtype(who, tensor.dtype)
+        found = Region(x, tensor, tensor.address, prod(tensor.shape), dtype, tensor.shape, writable, origin)
+        found.pinned = pinned
     return there(found, who)
 
 
@@ -287,31 +291,30 @@ def _not_plain(who: str, got: str, hint: str) -> ConfigError:
     )
 
 
-def _dlpack(x: Any, who: str) -> Region:
-    found, writable, origin = open_dlpack(x, who)
-    tensor = _exported(x, found, writable, origin, who)
-    kind, number = _device(x, who)
-    tensor.pinned = of_dlpack(x, number) if kind == _CUDA_HOST else None
-    return tensor
-
-
-def _device(x: Any, who: str) -> tuple[int, int]:
-    try:
-        kind, number = map(index, x.__dlpack_device__())
-    except Exception as bad:
-        raise _unreadable(x, who, "a __dlpack_device__ that returns two numbers", bad) from bad
-    return kind, number
-
-
 def _unreadable(x: Any, who: str, expected: str, bad: Exception) -> ConfigError:
     """The refusal of an exporter that raises, or says what cannot be: it is the caller's tensor."""
     got = f"{kind_of(x)}: {type(bad).__name__}: {bad}"
     return ConfigError("the tensor cannot be exported", who=who, expected=expected, got=got)
 
 
-def open_dlpack(x: Any, who: str) -> tuple[Exported, bool, Origin | None]:
-    """What *x* exports, whether it may be written, and on a CUDA device, without waiting for it, its users' order."""
-    kind, number = _device(x, who)
+Opened: TypeAlias = "tuple[Exported, bool, Origin | None, Origin | None]"
+
+
+def exported(x: Any, who: str) -> Opened | None:
+    """What *x* exports, and whether it may be written; None: nothing, by neither protocol.
+
+    And the order of its users where it lies on a CUDA device, which is not waited for, or in memory that is pinned.
+    """
+    if hasattr(type(x), "__cuda_array_interface__") and (opened := _interface(x, who)) is not None:
+        return opened
+    return _dlpack(x, who) if hasattr(type(x), "__dlpack__") else None
+
+
+def _dlpack(x: Any, who: str) -> Opened:
+    try:
+        kind, number = map(index, x.__dlpack_device__())
+    except Exception as bad:
+        raise _unreadable(x, who, "a __dlpack_device__ that returns two numbers", bad) from bad
     origin = of_dlpack(x, number) if kind in _CUDA_DEVICES else None
     if origin is None and kind not in _HOST_DEVICES:
         name = _DEVICE_NAMES.get(kind, f"device type {kind}")
@@ -322,34 +325,15 @@ def open_dlpack(x: Any, who: str) -> tuple[Exported, bool, Origin | None]:
         raise _unreadable(x, who, "a tensor whose __dlpack__ works", bad) from bad
     if not found.contiguous:
         raise not_contiguous(who, f"{kind_of(x)} with shape {found.shape} and strides {found.strides}")
-    return found, _is_writable(x, found), origin
+    return found, _is_writable(x, found), origin, of_dlpack(x, number) if kind == _CUDA_HOST else None
 
 
 def _is_writable(x: Any, found: Exported) -> bool:
     return not found.read_only and type(x).__module__.split(".")[0] not in _IMMUTABLE_MODULES
 
 
-def _interface(x: Any, who: str) -> Region | None:
-    """By CUDA's array interface. None: ask DLPack."""
-    opened = open_interface(x, who)
-    if opened is None:
-        return None
-    found, _, writable, origin = opened
-    return _exported(x, found, writable, origin, who)
-
-
-def _exported(x: Any, found: Exported, writable: bool, origin: Origin | None, who: str) -> Region:
-    dtype = DType.__members__.get(found.dtype)
-    if dtype is None:
-        raise unknown_dtype(who, found.dtype)
-    return Region(x, found, found.address, prod(found.shape), dtype, found.shape, writable, origin)
-
-
-def open_interface(x: Any, who: str) -> tuple[Exported, int, bool, Origin] | None:
-    """What *x* shows by CUDA's array interface, its item size, whether it may be written, and its users' order.
-
-    None: ask DLPack, which *x* has, too.
-    """
+def _interface(x: Any, who: str) -> Opened | None:
+    """By CUDA's array interface. None: ask DLPack, which *x* has, too."""
     has_other = hasattr(type(x), "__dlpack__")
     try:
         said = x.__cuda_array_interface__
@@ -374,12 +358,11 @@ def open_interface(x: Any, who: str) -> tuple[Exported, int, bool, Origin] | Non
             "the tensor's array interface cannot be used", who=who, expected="version 3 or newer, without a mask",
             got=f"version {version}" + (", with a mask" if mask is not None else ""),
         )  # fmt: skip
-    found = replace(
-        found, dtype=name_of(dtype), strides=None if steps is None else tuple(step / dtype.itemsize for step in steps)
-    )
+    by_element = None if steps is None else tuple(step / dtype.itemsize for step in steps)
+    found = replace(found, dtype=name_of(dtype), strides=by_element, itemsize=dtype.itemsize)
     if not found.contiguous:
         raise not_contiguous(who, f"{kind_of(x)} with shape {found.shape} and strides {strides} in bytes")
-    return found, dtype.itemsize, _is_writable(x, found), of_interface(said, who)
+    return found, _is_writable(x, found), of_interface(said, who), None
 
 
 def name_of(dtype: np.dtype[Any]) -> str:
@@ -508,6 +491,7 @@ class Exported:
     shape: tuple[int, ...]  # in elements
     strides: tuple[float, ...] | None  # in elements; None where the exporter says C-contiguous
     read_only: bool  # the exporter forbids writing, or what it exported is a copy
+    itemsize: int = 0  # bytes of an element; 0: it has not whole ones, or is several
 
     def __post_init__(self) -> None:
         if min(self.shape, default=0) < 0 or (self.strides is not None and len(self.strides) != len(self.shape)):
@@ -550,9 +534,10 @@ def _read(capsule: Any, tensor: _Tensor, read_only: bool, kind: int) -> Exported
     shape = tuple(tensor.shape[: tensor.ndim])
     strides = tuple(tensor.strides[: tensor.ndim]) if tensor.strides else None
     name = f"{_CODES.get(tensor.code, f'code {tensor.code}')}{tensor.bits}"
+    size = 0 if tensor.bits % 8 else tensor.bits // 8
     if tensor.lanes != 1:
-        name += f"x{tensor.lanes}"
-    return Exported(capsule, (tensor.data or 0) + tensor.byte_offset, name, shape, strides, read_only)
+        name, size = f"{name}x{tensor.lanes}", 0
+    return Exported(capsule, (tensor.data or 0) + tensor.byte_offset, name, shape, strides, read_only, size)
 
 
 # ---- results --------------------------------------------------------------------------------------------

@@ -24,11 +24,10 @@ from wancoll.client.memory.tensors import (
     check_numpy,
     check_torch,
     check_view,
+    exported,
     is_torch,
     kind_of,
     name_of,
-    open_dlpack,
-    open_interface,
     there,
     unknown_dtype,
 )
@@ -126,15 +125,15 @@ def look(x: Any, who: str) -> tuple[Region, str, tuple[int, ...]]:
         return _array(x, x, None, who)
     if is_torch(x):
         return _torch(x, who)
-    if hasattr(type(x), "__cuda_array_interface__") and (opened := open_interface(x, who)) is not None:
-        found, itemsize, writable, origin = opened
-        nbytes = prod(found.shape) * itemsize
-        return _bytes(x, None, found.address, nbytes, writable, origin), found.dtype, found.shape
-    if hasattr(type(x), "__dlpack__"):
-        found, writable, order = open_dlpack(x, who)
-        nbytes = prod(found.shape) * _dlpack_itemsize(found.dtype, who)
+    if (opened := exported(x, who)) is not None:
+        found, writable, origin, _ = opened
+        if not found.itemsize:
+            raise ConfigError(
+                "the dtype is unknown", who=who, expected="elements of whole bytes, without lanes",
+                got=repr(found.dtype),
+            )  # fmt: skip
         name = "bool" if found.dtype == "bool8" else found.dtype
-        return _bytes(x, found, found.address, nbytes, writable, order), name, found.shape
+        return _bytes(x, found, found.address, prod(found.shape) * found.itemsize, writable, origin), name, found.shape
     try:
         view = memoryview(x)
         array = np.asarray(view)
@@ -175,15 +174,6 @@ def _bytes(
     owner: Any, keep: Any, address: int, nbytes: int, writable: bool, device: Origin | None = None
 ) -> Region:  # fmt: skip
     return Region(owner, keep, address, nbytes, DType.uint8, (nbytes,), writable, device)
-
-
-def _dlpack_itemsize(dtype: str, who: str) -> int:
-    digits = dtype[len(dtype.rstrip("0123456789")) :]
-    if not digits or int(digits) % 8 or "x" in dtype.removeprefix("complex"):
-        raise ConfigError(
-            "the dtype is unknown", who=who, expected="elements of whole bytes, without lanes", got=repr(dtype)
-        )
-    return int(digits) // 8
 
 
 def _shared(found: list[Tensor]) -> list[Tensor]:

@@ -19,7 +19,6 @@ MORE = "(more)"  # that one
 COMMITTED = "committed"
 _SIZES = (4 * KIB, 64 * KIB, MIB, 16 * MIB, 256 * MIB, 4 * GIB)  # upper bounds
 SIZE_NAMES = ("4KiB", "64KiB", "1MiB", "16MiB", "256MiB", "4GiB", "more")
-_MOVED_TWICE = frozenset({Kind.all_reduce})  # nccl-tests' factors: 2(n-1)/n
 _MOVED_BUT_OWN = frozenset(
     {Kind.reduce_scatter, Kind.all_gather, Kind.gather, Kind.scatter, Kind.all_to_all}
 )  # (n-1)/n
@@ -41,7 +40,7 @@ class _Row:
 def bus_factor(kind: Kind, world_size: int) -> float:
     """Bus bandwidth by algorithm bandwidth, as nccl-tests has it."""
     share = (world_size - 1) / world_size if world_size else 0.0
-    return 2 * share if kind in _MOVED_TWICE else share if kind in _MOVED_BUT_OWN else 1.0
+    return 2 * share if kind is Kind.all_reduce else share if kind in _MOVED_BUT_OWN else 1.0
 
 
 class Histogram:

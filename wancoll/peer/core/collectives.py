@@ -519,17 +519,22 @@ class Collectives(OpTable):
         self._ready = True
         return said + self._start_waiting()
 
+    def notes_lost(self, other: int) -> list[cmd.Command]:
+        """Member *other* hears no notes, and perhaps not the last ones: links_up says when it does (C10)."""
+        self._up.discard(other)
+        for op in self.open.values():  # it hears then what it was not told by now
+            op.hearers = tuple(mid for mid in op.hearers if mid != other)
+        return self._need_links()
+
     def link_lost(self, other: int, reason: str) -> list[cmd.Command]:
         """The link to member *other* broke: what was on it is lost, so the epoch cannot finish the ops that use it.
 
         An op that is done here may still have bytes on the way; one that is committed has none. Where members commit
         they go on in another round as soon as the link is up again, unless the master ends the epoch (C12).
         """
-        self._up.discard(other)
-        for op in self.open.values():  # over a later link it hears what it was not told by then
-            op.hearers = tuple(mid for mid in op.hearers if mid != other)
+        missing = self.notes_lost(other)
         if other not in self.view.neighbours and not self.uses(other):
-            return (self._start_waiting() if self._ready and self._held else []) + self._need_links()
+            return (self._start_waiting() if self._ready and self._held else []) + missing
         self._ready = False
         commands = [self._master_session.link_down(self.view, other, "lost", reason)]
         if self.tally is not None and not self.tally.frozen:

@@ -3,11 +3,11 @@
 A link joins two members; this is one end of it. It has as many lanes (connections) as the plan says, and another one
 after them, for notes. One end dials them all, as one set; the link is up when all of a set are here. Where a lane's
 connection is lost later, and the engine says that its bytes go over others, the link stays up, and that end dials the
-lane again, the first time at once; both know each connection of a lane by a number. The link is lost with the lane for
-notes, with one that did not come up again for link_timeout, and with one of which the engine says that its bytes are
-lost, too; then another set is made. Each set has a *number* of its own here, the engine's name of the link: what still
-comes for an older one finds nothing and is dropped. The dialler counts its sets (*generation*); the highest wins, so
-lanes of two dials are never mixed, however late they come.
+lane again, the first time at once; both know each connection of a lane by a number. So is the lane for notes, with what
+was said over it. The link is lost with the last of its lanes, with one that did not come up again for link_timeout, and
+with one of which the engine says that its bytes are lost, too; then another set is made. Each set has a *number* of its
+own here, the engine's name of the link: what still comes for an older one finds nothing and is dropped. The dialler
+counts its sets (*generation*); the highest wins, so lanes of two dials are never mixed, however late they come.
 
 Who dials: links between ring neighbours, spare ones (which a ring without a neighbour needs) and those for sends and
 recvs (another channel of the pair, which only the two know of) are *agreed*: both ends learn at the same time that they
@@ -29,7 +29,8 @@ A link that nobody wants any more comes to rest at its next turn; one that is up
 breaks as soon as it is up is dialled as seldom as one that cannot be dialled.
 
 The member is told LinksUp when all its neighbours' links are up, and again when another one is; P2PUp, alike;
-LinkLost of one that was up; LinkUnreachable of one that is needed and was not up for link_timeout, by the end that can
+NotesLost of one that is up over which nothing can be said, until LinksUp says that it can; LinkLost of one that was up;
+LinkUnreachable of one that is needed and was not up for link_timeout, by the end that can
 know.
 """
 
@@ -77,8 +78,9 @@ class MemberLinks:
     round: int = 0  # of the epoch (C12)
 
     def up(self, channel: int) -> frozenset[int]:
-        """Mids of those whose links are up."""
-        return frozenset(mid for (mid, of), link in self.links.items() if link.up and of == channel)
+        """Mids of those whose links are up, and, for collectives, take notes."""
+        links = (link for link in self.links.values() if link.up and link.channel == channel)
+        return frozenset(link.other.mid for link in links if channel == P2P or link.notes not in link.lost)
 
     def stamp(self, channel: int) -> int:
         """What the frames of the *channel* carry: the epoch and its round. The engine compares it and no more.
@@ -139,6 +141,12 @@ class Link:
     def up(self) -> bool:
         """Whether all its lanes have come into the engine; some may be lost, and dialled again."""
         return self.state is State.up
+
+    @property
+    def notes(self) -> int:
+        """The number of the lane for notes."""
+        assert self.owner.epoch is not None
+        return lanes_of(self.owner.epoch.plan) - 1
 
     @property
     def leads(self) -> bool:
@@ -352,6 +360,13 @@ class P2PUp(Struct, frozen=True):
     owner: MemberLinks
 
 
+class NotesLost(Struct, frozen=True):
+    """The lane for notes of a link for collectives broke, perhaps with some on it; what else is on the link goes on."""
+
+    owner: MemberLinks
+    other: m.MemberInfo
+
+
 class LinkLost(Struct, frozen=True):
     """A link broke that was up."""
 
@@ -382,7 +397,7 @@ class Noted(Struct, frozen=True):
     note: bytes
 
 
-Told = LinksUp | P2PUp | LinkLost | LinkUnreachable | Noted
+Told = LinksUp | P2PUp | NotesLost | LinkLost | LinkUnreachable | Noted
 Command = OpenLink | MoveLink | CloseLink | Dial | Welcome | Refuse | Told
 
 
@@ -473,6 +488,8 @@ class Links:
                 link = self._open.get(number)
                 if link is not None and connection == link.connections.get(lane, 1):
                     self._lose_lane(link, lane, reason, now, out)
+                    if link.up and not link.attached:  # perhaps the other end is gone: the member is to hear at once
+                        self._lose(link, reason, now, out)
             case NotAttached(number, lane, reason):
                 if number in self._open:
                     self._not_attached(self._open[number], lane, reason, now, out)
@@ -601,6 +618,8 @@ class Links:
             link.lost.pop(lane, None)
             link.restored_at = now
             self._plan_restore(link, now)
+            if lane == link.notes and link.channel == COLLECTIVES:
+                _tell_up(link.owner, COLLECTIVES, out)
         elif len(link.attached) == lanes_of(link.owner.epoch.plan):
             link.state, link.changed_at, link.failures = State.up, now, 0
             link.raised_at, link.due = None, inf
@@ -615,6 +634,8 @@ class Links:
         link.reason = reason
         link.attached.discard(lane)
         link.lost.setdefault(lane, now)
+        if lane == link.notes and link.channel == COLLECTIVES:
+            out.append(NotesLost(link.owner, link.other))
         calm = now - link.restored_at >= LONGEST_PAUSE / 2  # else lanes come up and break again and again
         if calm:
             link.pause = self._limits.redial_interval
@@ -781,7 +802,7 @@ class Links:
         if self._stays(link, now):
             return Refuse(knock, "both ends dial: the younger's connections stay")
         again = link.up and not link.ours and hello.generation == link.accepted
-        if again and hello.connection > link.connections.get(hello.lane, 1) and hello.lane < owner.epoch.plan.lanes:
+        if again and hello.connection > link.connections.get(hello.lane, 1):
             link.connections[hello.lane] = hello.connection
             self._lose_lane(link, hello.lane, "it was dialled again", now, out)
             return Welcome(knock, link.number, hello.lane)

@@ -370,6 +370,8 @@ class Member:
                 return self.links_ready(epoch, owner.up(links.COLLECTIVES))
             case links.P2PUp(owner):
                 return self.p2p.links_up(owner.up(links.P2P))
+            case links.NotesLost(_, other):
+                return self.collectives.notes_lost(other.mid)
             case links.LinkLost(_, other, channel, reason):
                 return (self.collectives if channel == links.COLLECTIVES else self.p2p).link_lost(other.mid, reason)
             case links.LinkUnreachable(_, other, links.COLLECTIVES, reason):

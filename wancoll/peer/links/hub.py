@@ -212,8 +212,8 @@ class LinkHub:
                 if isinstance(command, core.Welcome):
                     self._answers[knock].admit()
                 self._answers[knock].came.set()
-            case core.LinksUp() | core.P2PUp() | core.LinkLost() | core.LinkUnreachable():
-                if not isinstance(command, core.LinksUp | core.P2PUp):
+            case core.LinksUp() | core.P2PUp() | core.NotesLost() | core.LinkLost() | core.LinkUnreachable():
+                if isinstance(command, core.LinkLost | core.LinkUnreachable):
                     log.info(type(command).__name__, other=command.other.name, reason=command.reason)
                 if tell := self._tell.get(command.owner):
                     tell(command)

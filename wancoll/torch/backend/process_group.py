@@ -453,11 +453,7 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
                 for each, x in zip(tensors, given, strict=True)
             ]
 
-        def finish(_receipts: list[Receipt]) -> None:
-            for target, x in zip(tensors, given, strict=True):
-                if root != self._rank:
-                    put_back(target, x)
-
+        finish = None if root == self._rank else partial(_put_back, tensors, given)
         return self._run("broadcast", tensors, tensors, _timeout(opts, timeout), start, finish)
 
     def barrier(self, opts: Any = None, timeout: Any = None) -> Operation:
@@ -691,10 +687,9 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
                 places.barrier("all_to_all"),
             ]  # fmt: skip
 
-        def finish(_receipts: list[Receipt]) -> None:
+        def finish(receipts: list[Receipt]) -> None:
             taken[self._rank].copy_(given[self._rank])
-            for target, x in zip(outputs, taken, strict=True):
-                put_back(target, x)
+            _put_back(outputs, taken, receipts)
 
         result = outputs if whole is None else [whole]
         operation = self._run(call, inputs, result, _timeout(opts, timeout), start, finish, pairs=True)
@@ -771,10 +766,7 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
                 for i, y in enumerate(taken)
             ]
 
-        def finish(_receipts: list[Receipt]) -> None:
-            for target, y in zip(outputs, taken, strict=True):
-                put_back(target, y)
-
+        finish = partial(_put_back, outputs, taken)
         given = [each for blocks in inputs for each in blocks] if here else []
         return self._run("scatter", given, outputs, _timeout(opts, timeout), start, finish)
 
@@ -902,6 +894,11 @@ def _range(call: str, given: Sequence[torch.Tensor]) -> AbstractContextManager[N
 
 def _listed(tensors: Any) -> list[torch.Tensor]:
     return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+
+
+def _put_back(targets: Sequence[torch.Tensor], carried: Sequence[torch.Tensor], _: list[Receipt]) -> None:
+    for target, x in zip(targets, carried, strict=True):
+        put_back(target, x)
 
 
 def _op(opts: Any) -> Any:

@@ -16,7 +16,7 @@ import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,6 +33,7 @@ from wancoll.collective import Codec, DType, Receipt
 from wancoll.errors import ArenaFull, ConfigError, TimeoutError, WancollError
 from wancoll.limits import MIB
 from wancoll.schedule.build import takes
+from wancoll.torch.training.sampler import ElasticSampler
 
 BUCKET_BYTES = 8 * MIB
 
@@ -40,17 +41,6 @@ _WHO = "ElasticDataParallel(module)"
 _INTERRUPTED = "call backward() again, or skip_step() to take part without a gradient"
 _MARKS = -1  # beside the buckets' numbers
 _WEIGHT, _BEGUN_AGAIN, _USED = 0, 1, 2  # of the marks: two numbers, then one for each parameter
-
-
-class Position(Protocol):
-    """What feeds the training, as ElasticSampler does."""
-
-    @property
-    def weight(self) -> float:
-        """The weight of what this member was given since the last commit."""
-
-    def commit(self, receipt: StepReceipt) -> None:
-        """A step was taken by those that the receipt names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +106,9 @@ class ElasticDataParallel(nn.Module):
     """
 
     def __init__(
-        self, module: nn.Module, comm: Communicator, *, sampler: Position | None = None, codec: CodecName = "none",
-        feedback: ErrorFeedback | bool | None = None, bucket_bytes: int = BUCKET_BYTES, timeout: float | None = None,
+        self, module: nn.Module, comm: Communicator, *, sampler: ElasticSampler | None = None,
+        codec: CodecName = "none", feedback: ErrorFeedback | bool | None = None, bucket_bytes: int = BUCKET_BYTES,
+        timeout: float | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
         check_seconds("ElasticDataParallel", "timeout", timeout)

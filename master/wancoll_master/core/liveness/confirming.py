@@ -1,16 +1,7 @@
 """Failure confirmation: was a daemon whose connection broke killed, or was only its connection reset (R18)? Pure.
 
-Both look the same to the master. But with a killed process its links break, too, and its host refuses new connections.
-So when a member tells of a lost link to a daemon that is away, some others (witnesses) are asked to dial that daemon:
-
-    a witness says      then
-    it answers          it lives: it has return_grace, as any daemon whose connection broke
-    nobody listens      its process has ended: it is evicted
-    anything else       nothing is known: it has return_grace
-
-Other daemons may have been killed at the same moment. So a daemon that has ended is evicted once it is known of all
-that are away, and all witnesses have answered, but no later than doubt_grace: one epoch for all, not one for each. If
-a daemon's ring neighbours were killed with it, nobody tells of a lost link: the others that are away in its groups are
+When a member tells of a lost link to a daemon that is away, some others (witnesses) are asked to dial that daemon. If a
+daemon's ring neighbours were killed with it, nobody tells of a lost link: the others that are away in its groups are
 asked about, too.
 """
 

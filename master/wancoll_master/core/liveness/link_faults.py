@@ -1,16 +1,7 @@
 """Link faults: links that are down while both ends live. Dial again, route around, evict last (R17). Pure.
 
 Each complaint (LinkDown) waits link_settle for an end to turn out dead, or 2 doubt_grace while witnesses are asked
-whether one is. Then:
-
-    complaint     link for          what the master does
-    lost          collectives       the other end dials anew, and a new epoch of the same members begins. Lost more than
-                                    LOSSES times while an operation ran on it that all had called: unreachable
-    lost          sends and recvs   the same if a pair runs on it; else no new epoch is needed
-    unreachable   sends and recvs   what runs on it ends on both sides; nobody else is concerned
-    unreachable   collectives       a new epoch whose ring avoids the pair. Where none does: nothing, if operations were
-                                    committed meanwhile; else, half a link_timeout later, the end that cannot reach the
-                                    most others is evicted
+whether one is.
 """
 
 from __future__ import annotations

@@ -1,10 +1,5 @@
 """Name conflicts with daemons that may be dead: a second daemon of a name, and joins. Both wait for the first's fate.
 
-    waits                                     goes on when            is refused when
-    Hello of another process under the name   the first is evicted    the first is heard
-    Join that only members of suspected       these are heard, or     others oppose it, too, or the suspected are
-    daemons oppose                            evicted                 heard and still oppose it
-
 So a job that was killed whole is started again while the master still waits for its daemons (R18). Pure.
 """
 

@@ -1,11 +1,7 @@
 """Operators' requests: `wancoll evict` and `wancoll leave`. Each is answered, and its connection closed. Pure.
 
-asked of the master       then
-evict a member, or all    it is evicted; a joiner is refused
-evict a member that       it counts as stopped: its group's name waits for it no longer (C8)
-nobody hears
-leave: a member, or a     its daemon is told, which finds the place in the program. `leaves` keeps which of those
-daemon                    that were asked have left in order: a lost one may come back, and was not heard
+State.leaves keeps which of those that were asked to leave have left in order: a lost one may come back, and was not
+heard.
 """
 
 from __future__ import annotations

@@ -1,14 +1,6 @@
 """Daemons: here, away, back, or evicted (R11, R18). Pure.
 
-    state    entered by                       left by
-    here     Hello of a new connection;       silent for heartbeat_timeout -> evicted; its connection broke -> away;
-             Hello of the same session        its connection ended for good, or it had no members -> gone
-    away     its connection broke             Hello of the same session -> here; return_grace and 8 round trips, or
-                                              heartbeat_timeout since it last spoke -> gone; witnesses find its
-                                              process ended (confirming.py) -> gone
-    any      -                                Stopping, and its connection ends -> left; a later daemon of its machine
-                                              says that its process has ended -> gone; an operator, or a message that
-                                              cannot be -> evicted
+A daemon is here, or away from when its connection broke until it is back with the same session, or its time is over.
 
 If the master hears nobody, the fault is the master's own network: nobody is evicted for silence until rejoin_grace
 after one is heard again. Where all are away, the first one that is back begins the others' return_grace anew.

@@ -1,9 +1,7 @@
 """Straggler deadlines: a call with a grace time goes on with zeros for the members that are late with it (R20). Pure.
 
-The master only says when: after the grace time it tells the daemons of late members to take part (ContributeZeros). A
-daemon whose client has made the call meanwhile does nothing. One that takes part contributes zeros, and is done with
-the operation like any other: what commits it is unchanged (R1). All of this belongs to the epoch (R12): in the next one
-members say again what they have called, and the time begins anew.
+The master only says when. All of this belongs to the epoch (R12): in the next one members say again what they have
+called, and the time begins anew.
 """
 
 from __future__ import annotations

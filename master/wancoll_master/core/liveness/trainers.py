@@ -1,15 +1,7 @@
-"""Training processes: evict one that stands still, or does not call what others have called. Pure.
+"""Training processes: evict one that stands still, or does not call what others have called (R11). Pure.
 
-    suspected because                            evicted after
-    its daemon sees it stopped, or dead with     heartbeat_timeout of that, as for a stopped daemon
-    its socket held open
-    another member has called more               call_timeout since the master heard so, in which no operation that
-                                                 this member has called is open (the group says how long it may compute)
-
-An open collective excuses the member: it waits for its peers, or for a link. An open send or recv excuses it only while
-another member can end it: its bytes move, or its other half is still to be called by a member that is late, too, or
-waits so itself. The last member of such a chain is evicted. Where the chain leads back, or ends with members who have
-called what this one has not, all of it waits for this one.
+An open collective excuses a member that is late: it waits for its peers, or for a link. An open send or recv excuses it
+only while another member can end it.
 """
 
 from __future__ import annotations

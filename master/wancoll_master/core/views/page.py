@@ -134,15 +134,11 @@ class GroupTimeline:
             },
         )
         yield "events", [[one.time, one.group, one.epoch, one.kind, one.text] for one in events[-_TOLD:]]
-        self._forget(set(shown))
+        self._throughput = {name: one for name, one in self._throughput.items() if name in shown}
         for name in shown:
             yield None
             for one in report.groups(state, now, (name,)):
                 yield from self._of_group(state, state.groups[name], one, now, wall)
-
-    def _forget(self, shown: set[str]) -> None:
-        for name in [name for name in self._throughput if name not in shown]:
-            del self._throughput[name]
 
     def _of_group(
         self, state: State, group: Group, status: m.GroupStatus, now: float, wall: float

@@ -9,7 +9,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "../kernels.h"
+#include "kernels.h"
 
 enum { SMALL = 64 << 10, LARGE = 64 << 20, REPEAT = 64, MAX_ROUNDS = 1000, VERBS = 4 };
 static const char *const codec_names[WC_CODECS] = {"none", "bf16", "fp16", "int8", "int4", "fp8"};
