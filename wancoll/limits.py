@@ -12,7 +12,7 @@ from typing import TypeVar
 K = TypeVar("K")
 V = TypeVar("V")
 
-PROTOCOL_VERSION = 17
+PROTOCOL_VERSION = 18
 THREADS = 8  # of a daemon's engine that serve one link, and that it has unless it is told
 WINDOW_FACTOR = 4  # times ops_in_flight: how far above what is committed or void a member may be
 KIB = 1024
@@ -46,6 +46,7 @@ class Limits:
     rejoin_grace: float = 5.0  # how long a restarted master waits for the members of an epoch that it learns of
     connect_timeout: float = 5.0  # one dial of the master or of a lane
     probe_timeout: float = 2.0  # a joiner whose addresses do not answer by then is refused
+    punch_timeout: float = 4.0  # the same, where both ends go to the master first
     group_members: int = 1024  # the same for members of one daemon
     restart_with_min_world: bool = False  # a group that ran before starts anew with min_world, not start_world
     voters: int = 32  # members of a group that may collect votes themselves; of a larger one the master does

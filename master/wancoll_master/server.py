@@ -32,9 +32,9 @@ from wancoll.net import clock
 from wancoll.net.contain import contained, shown, trace
 from wancoll.net.listen import Handshakes, Sparing, is_loopback, whose, why_ended
 from wancoll.net.proof import NONCE_BYTES, check_first
-from wancoll.net.stream import LINGER, Stream
+from wancoll.net.stream import LINGER, Stream, round_trip
 from wancoll.net.tls import Tls, TlsFailed
-from wancoll.relay.switch import Switch
+from wancoll.relay.switch import MAGIC, Switch
 from wancoll.trust.identity import Identity
 from wancoll.trust.registry import NotNow
 from wancoll.units import parse_rate
@@ -110,7 +110,8 @@ class Server:
 
     def __init__(self, config: MasterConfig, journal: Journal, gate: Gate | None = None) -> None:
         self._limits, self._gate = config.limits, gate
-        self._switch = Switch(config.limits, parse_rate(config.relay, "--relay")) if config.relay else None
+        self._relays, rate = bool(config.relay), parse_rate(config.relay, "--relay") if config.relay else 0.0
+        self._switch = Switch(config.limits, rate, splices=self._relays, introduces=True)
         self._journal, self._announce, self._first = journal, config.announce, config.first
         self._elected = True  # until it leads by the journal alone
         self._unwritable = Sparing()
@@ -160,7 +161,7 @@ class Server:
             holds=not facts.highest_epoch and not (self._first and facts.term == 1),
             lost_journal=lost_facts or facts.lost,
             announce=self._announce,
-            own_relay=self._switch is not None,
+            own_relay=self._relays,
         )
         self._first = False
         for event in self._standby.empty():
@@ -463,13 +464,11 @@ class Server:
         """Handler of the listeners: whatever arrives, the master stays up."""
         limits = self._limits
         number, who = next(self._numbers), whose(stream.socket)
-        if self._switch is not None and await self._switch.takes(stream, who, self._greeting):
-            return
         try:
             sock = socket.socket(fileno=stream.socket.detach())
             tls = None if self._gate is None else Tls(self._gate.listening)
             most = 16 * limits.message_bytes, limits.send_queue_messages
-            connection = Stream(sock, "this connection", *most, tls, self._connections.queues)
+            connection = Stream(sock, "this connection", *most, tls, self._connections.queues, MAGIC[:1])
         except OSError:
             return  # gone already
         self._connections.add(number, connection)
@@ -484,7 +483,7 @@ class Server:
             if self._connections.end(number, connection):
                 conn = self._connections.conn_of(number)
                 lasting = not connection.ended or connection.overflow or self._connections.is_lost(conn)
-                self.apply(Disconnected(conn, reason, lasting, connection.round_trip))
+                self.apply(Disconnected(conn, reason, lasting, round_trip(connection.socket)))
                 if not self._introduced(conn):
                     self._connections.forget_kept(conn)
                 self.flush()
@@ -516,12 +515,19 @@ class Server:
         try:
             messages: list[m.SaidToMaster] = []
             with self._greeting.one(who) as greeting:
-                nonce = await self._shake_hands(connection)
+                nonce, ticket = await self._shake_hands(connection), None
                 while not messages and (data := await connection.receive()):
                     messages = decoder.feed(data)
+                if connection.is_foreign:
+                    ticket = await self._switch.shown(trio.socket.from_stdlib_socket(connection.socket))
             # Outside, nothing ends it for being late: what came in time may be read late, where we stood still.
             if greeting.cancelled_caught:
                 raise ProtocolError(f"did not introduce itself, it {why_ended(greeting)}", expected="Hello first")
+            if ticket is not None:
+                self._strangers.discard(number)
+                with contextlib.suppress(OSError), connection.hand_over() as sock:
+                    await self._switch.carry(ticket, sock, who)
+                return "two daemons have met"
             if not messages:
                 reason = connection.ended if connection.ending else ""
                 self._of_strangers.say(log.info, "connection ended", who=who, reason=reason or "said nothing")
@@ -554,10 +560,8 @@ class Server:
             return reason
 
     async def _at_relay(self, number: int, connection: Stream, first: m.AtRelay, who: str) -> str:
-        """A daemon is to be reached through this master. Raises ProtocolError: it is no relay, or not for this one."""
+        """A daemon is to be met at this master. Raises ProtocolError: it may not be."""
         m.check_protocol(first)
-        if self._switch is None:
-            raise ProtocolError("asks for a relay at a master that is none", hint="start the master with --relay RATE")
         self._check_may(self._identity(number), first)
         self._strangers.discard(number)
         if self._gate is not None:
@@ -566,7 +570,7 @@ class Server:
         return connection.ended
 
     async def _shake_hands(self, connection: Stream) -> bytes:
-        """Over TLS: the challenge that was sent, which the first message has to answer; in clear b"".
+        """Over TLS: the challenge that was sent, which is to be answered first; in clear, or with a ticket, b"".
 
         Raises:
             TlsFailed: it does not come through.
@@ -575,6 +579,8 @@ class Server:
         if connection.tls is None:
             return b""
         await connection.shake_hands()
+        if connection.is_foreign:
+            return b""
         if not connection.tls.speaks:
             connection.send(encode(m.Bye(_OTHER_VERSION)))  # a running daemon is there again once both are alike
             raise ProtocolError(_OTHER_VERSION)

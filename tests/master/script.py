@@ -137,7 +137,7 @@ _WORDS: dict[str, Any] = {
     for name, kind in vars(m).items()
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct)
 }
-_WORDS |= {"report": report_of, "PROTOCOL_VERSION": PROTOCOL_VERSION}
+_WORDS |= {"Way": m.Way, "report": report_of, "PROTOCOL_VERSION": PROTOCOL_VERSION}
 _WORDS |= {"Descriptor": Descriptor, "Kind": Kind, "ReduceOp": ReduceOp}
 
 

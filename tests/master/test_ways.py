@@ -8,28 +8,29 @@ from tests.master.transcript import GROUP, Room
 from wancoll.limits import PROTOCOL_VERSION
 from wancoll.trust.identity import Identity
 from wancoll.wire import messages as m
+from wancoll.wire.messages import Way
 from wancoll_master.core.paths import announced, ways
 from wancoll_master.core.ready import Received
 from wancoll_master.core.state import Step
 from wancoll_master.plan.planning import near, propose
 
 
-def answer(room: Room, reached: set[tuple[str, str]], *, by_relay: bool = True) -> list[m.Probe]:
+def answer(room: Room, reached: set[tuple[str, str]], *, punches: bool = False, by_relay: bool = True) -> list[m.Probe]:
     """All daemons answer their probes, the youngest first: who dials whom is in *reached*. Returns the probes."""
     asked = [(daemon, probe) for daemon in reversed(room.conns) for probe in room.take(daemon, m.Probe)]
     for daemon, probe in asked:
-        ok = by_relay if probe.relayed else (daemon, probe.daemon) in reached
+        ok = [(daemon, probe.daemon) in reached, punches, by_relay][probe.way]
         ends = probe.group, probe.joiner, probe.prober, probe.target
-        room.say(daemon, m.ProbeResult(*ends, ok, "" if ok else "no answer", relayed=probe.relayed))
+        room.say(daemon, m.ProbeResult(*ends, ok, "" if ok else "no answer", way=probe.way))
     return [probe for _, probe in asked]
 
 
-def formed(reached: set[tuple[str, str]], count: int = 2, **state: object) -> Room:
+def formed(reached: set[tuple[str, str]], count: int = 2, *, punches: bool = False, **state: object) -> Room:
     """A group of m0, m1, ... that forms with a relay in the master, once all probes are answered."""
     room = Room(own_relay=True, **state)
     for i in range(count):
         room.join(f"m{i}", start=count)
-    while answer(room, reached):
+    while answer(room, reached, punches=punches):
         pass
     room.sleep(1.1)  # for round trips that nobody measures here
     assert room.epoch == 1
@@ -40,43 +41,80 @@ ALL = {("d0", "d1"), ("d1", "d0")}
 
 
 @pytest.mark.parametrize(
-    ("reached", "expected"),
+    ("reached", "punches", "expected"),
     [
-        (ALL, []),
-        ({("d1", "d0")}, []),  # the younger dials anyway
-        ({("d0", "d1")}, [(1, 2, False)]),
-        (set(), [(1, 2, True)]),
+        (ALL, True, []),
+        ({("d1", "d0")}, True, []),  # the younger dials anyway
+        ({("d0", "d1")}, True, [(1, 2, Way.direct)]),
+        (set(), True, [(1, 2, Way.punched)]),
+        (set(), False, [(1, 2, Way.relayed)]),
     ],
 )
-def test_the_plan_names_pairs_of_which_the_elder_dials_or_that_need_a_relay(
-    reached: set[tuple[str, str]], expected: list[tuple[int, int, bool]]
+def test_the_plan_names_pairs_of_which_the_elder_dials_or_that_punch_or_need_a_relay(
+    reached: set[tuple[str, str]], punches: bool, expected: list[tuple[int, int, Way]]
 ) -> None:
-    room = formed(reached)
+    room = formed(reached, punches=punches)
     assert room.group.planned.plan.ways == expected
     [told] = room.take("d1", m.Epoch)
     assert told.plan.ways == expected
 
 
-def test_neither_is_asked_to_go_through_a_relay_before_both_have_failed() -> None:
+def test_neither_is_asked_for_a_way_before_both_have_failed_by_the_one_before() -> None:
     room = Room(own_relay=True)
     room.join("m0", start=2)
     room.join("m1", start=2)
-    first = answer(room, set())
-    assert [probe.relayed for probe in first] == [False, False]
-    second = answer(room, set())
-    assert [probe.relayed for probe in second] == [True, True]
+    for way in Way:
+        assert [probe.way for probe in answer(room, set())] == [way, way]
     assert not answer(room, set())
+
+
+@pytest.mark.parametrize("punches", [True, False])
+def test_where_no_relay_is_a_pair_punches_or_the_later_one_is_refused(punches: bool) -> None:
+    room = Room()
+    for i in range(2):
+        hello = m.Hello(PROTOCOL_VERSION, f"d{i}", 1, [f"h{i}:1"], 4, "", "0.1.0", hints=[f"10.0.0.{i}:1"])
+        room.conns[f"d{i}"] = room.stranger(hello)
+        room.join(f"m{i}", start=2)
+    while answer(room, set(), punches=punches):
+        pass
+    assert bool(room.take("d1", m.Refused)) is not punches
+
+
+def test_daemons_behind_one_nat_are_not_asked_to_punch_it() -> None:
+    room = Room(own_relay=True)
+    for i in range(2):
+        hello = m.Hello(PROTOCOL_VERSION, f"d{i}", 1, [f"9.9.9.9:{i + 1}"], 4, "", "0.1.0", hints=[f"10.0.0.{i}:1"])
+        room.conns[f"d{i}"] = room.stranger(hello, "9.9.9.9")
+        room.join(f"m{i}", start=2)
+    asked = [answer(room, set()) for _ in range(3)]
+    assert [[probe.way for probe in each] for each in asked] == [[Way.direct] * 2, [Way.relayed] * 2, []]
+
+
+def test_a_dial_that_fails_later_takes_no_punched_way_and_a_failed_punch_does() -> None:
+    room = formed(set(), punches=True)
+    one, other = (room.state.daemons[name] for name in ("d0", "d1"))
+    step = Step(room.state, room.now, propose)
+    for ends in ((one, other), (other, one)):
+        ways.found(step, *ends, Way.direct, ok=False)
+    assert ways.way(step, one, other) is Way.punched
+    for ends in ((one, other), (other, one)):
+        ways.found(step, *ends, Way.punched, ok=False)
+    assert ways.way(step, one, other) is Way.relayed
+    ways.found(step, one, other, Way.direct, ok=True)
+    assert ways.way(step, one, other) is Way.direct
+    assert ways.way(step, other, one) is None
 
 
 def test_where_no_relay_comes_through_either_the_later_one_is_refused_and_told_both() -> None:
     room = Room(own_relay=True)
     room.join("m0", start=2)
     room.join("m1", start=2)
-    answer(room, set())
-    answer(room, set(), by_relay=False)
+    for _ in Way:
+        answer(room, set(), by_relay=False)
     [refused] = room.take("d1", m.Refused)
     assert "m1 (daemon d1) cannot reach m0" in refused.reason
-    assert "nor by a relay" in refused.reason
+    assert "; nor both at once: m" in refused.reason
+    assert "; nor by a relay: m" in refused.reason
     assert "--relay RATE" in refused.reason
     assert [joiner.name for joiner in room.group.joining] == ["m0"]
 
@@ -92,19 +130,20 @@ def test_a_pair_that_is_not_answered_in_time_holds_the_group_up_no_longer() -> N
     room = Room(own_relay=True)
     room.join("m0", start=2)
     room.join("m1", start=2)
-    room.sleep(2 * (room.limits.probe_timeout + room.limits.heartbeat_interval) + 0.1)
+    limits = room.limits
+    room.sleep(2 * limits.probe_timeout + limits.punch_timeout + 3 * limits.heartbeat_interval + 0.1)
     assert room.take("d1", m.Refused)
 
 
 def test_the_next_epochs_have_the_same_ways_and_those_of_a_master_before() -> None:
     room = formed({("d1", "d0"), ("d2", "d0"), ("d1", "d2")}, 3)
-    assert room.group.planned.plan.ways == [(2, 3, False)]
+    assert room.group.planned.plan.ways == [(2, 3, Way.direct)]
     room.drop("d0")
     assert room.epoch == 2
-    assert room.group.planned.plan.ways == [(2, 3, False)]
-    before = m.Plan(4, 1024, True, {}, [], 0, "", ways=[(2, 3, True), (3, 9, True)])
-    room.state.dials.forget(["d1", "d2"])
-    assert ways.of(Step(room.state, room.now, propose), room.group.members, before) == [(2, 3, True)]
+    assert room.group.planned.plan.ways == [(2, 3, Way.direct)]
+    before = m.Plan(4, 1024, True, {}, [], 0, "", ways=[(2, 3, Way.relayed), (3, 9, Way.relayed)])
+    room.state.reached.forget(["d1", "d2"])
+    assert ways.of(Step(room.state, room.now, propose), room.group.members, before) == [(2, 3, Way.relayed)]
 
 
 def test_round_trips_are_measured_the_way_that_there_is() -> None:
@@ -113,11 +152,11 @@ def test_round_trips_are_measured_the_way_that_there_is() -> None:
         hello = m.Hello(PROTOCOL_VERSION, f"d{i}", 1, [f"h{i}:1"], 4, "", "0.1.0", measures=True)
         room.conns[f"d{i}"] = room.stranger(hello)
         room.join(f"m{i}", start=2)
-    assert [ask.relayed for ask in room.take("d1", m.MeasureLink)] == [False]
+    assert [ask.way for ask in room.take("d1", m.MeasureLink)] == [Way.direct]
     room.sleep(2.0)  # neither has come through
-    answer(room, set())
-    answer(room, set())
-    assert [ask.relayed for ask in room.take("d1", m.MeasureLink)] == [True]
+    for _ in Way:
+        answer(room, set())
+    assert [ask.way for ask in room.take("d1", m.MeasureLink)] == [Way.relayed]
 
 
 # ---- relays -------------------------------------------------------------------------------------------
@@ -139,14 +178,13 @@ def test_daemons_are_told_of_relays_that_come_and_go_the_masters_own_last() -> N
     relay(room, "r", "relay")
     here = m.RelayInfo("r", ("r:7401",), b"k" * 32)
     assert [told.relays for told in room.take("d0", m.Relays)] == [[here, m.RelayInfo("the master")]]
-    assert not room.take("r", m.Relays)
+    assert [told.relays for told in room.take("r", m.Relays)] == [[m.RelayInfo("the master")]]  # not of itself
     room.drop("r")
     assert [told.relays for told in room.take("d0", m.Relays)] == [[m.RelayInfo("the master")]]
 
 
-def test_a_relay_is_one_by_its_token_and_a_member_of_nothing() -> None:
+def test_who_has_a_relays_token_is_one_and_a_member_of_nothing() -> None:
     room = Room()
-    assert "wants to be a relay" in room.closed[relay(room, "r", "peer")]
     assert "wants to be a daemon" in room.closed[relay(room, "r", "relay", relays=False)]
     relay(room, "r", "relay")
     room.step(Received(room.conns["r"], m.Join(GROUP, "m", 1, 1), Identity("r", "relay", key=b"k" * 32)))

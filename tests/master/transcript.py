@@ -186,10 +186,10 @@ class Room:
             self.hello(f"d{mid}")
         self.clear()
 
-    def stranger(self, message: Any) -> int:
-        """A connection whose first message is *message*."""
+    def stranger(self, message: Any, source: str = "") -> int:
+        """A connection, from *source*, whose first message is *message*."""
         conn, self._next_conn = self._next_conn, self._next_conn + 1
-        self.step(Received(conn, message))
+        self.step(Received(conn, message, source=source))
         return conn
 
     def say(self, daemon: str, message: Any) -> None:

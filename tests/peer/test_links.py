@@ -5,11 +5,13 @@ from __future__ import annotations
 from math import inf
 
 import msgspec
+import pytest
 
 from tests.peer.test_member import epoch
 from wancoll.limits import DEFAULT
 from wancoll.peer.core import links as core
 from wancoll.wire import messages as m
+from wancoll.wire.messages import Way
 
 
 class End:
@@ -377,7 +379,7 @@ def test_a_dialler_that_knows_the_epoch_first_waits_for_it() -> None:
 # ---- ways --------------------------------------------------------------------------------------------
 
 
-def with_ways(end: End, number: int, *ways: tuple[int, int, bool]) -> list[core.Command]:
+def with_ways(end: End, number: int, *ways: tuple[int, int, Way]) -> list[core.Command]:
     """The member enters an epoch whose plan names these pairs; members 1 and 2 are neighbours."""
     told = epoch(number, 1, 2, 3, 4)
     told = msgspec.structs.replace(told, to=end.mid, plan=msgspec.structs.replace(told.plan, ways=list(ways)))
@@ -387,8 +389,8 @@ def with_ways(end: End, number: int, *ways: tuple[int, int, bool]) -> list[core.
 
 def test_the_elder_dials_at_once_where_it_alone_can_and_the_younger_waits_for_it() -> None:
     elder, younger = End(1, set()), End(2, set())
-    assert dialled(with_ways(elder, 2, (1, 2, False))) == [2]
-    assert dialled(with_ways(younger, 2, (1, 2, False))) == []
+    assert dialled(with_ways(elder, 2, (1, 2, Way.direct))) == [2]
+    assert dialled(with_ways(younger, 2, (1, 2, Way.direct))) == []
     late = 2.0 + DEFAULT.link_timeout / 4
     assert dialled(younger.links.step(core.Tick(), late)) == [1]  # it may have changed
     assert only(younger.knock(1, generation=1), core.Welcome)  # the elder's set goes before its own
@@ -397,31 +399,36 @@ def test_the_elder_dials_at_once_where_it_alone_can_and_the_younger_waits_for_it
 def test_a_need_of_the_end_that_cannot_dial_waits_for_the_other_end() -> None:
     elder, younger = End(1, set()), End(2, set())
     for end in (elder, younger):
-        with_ways(end, 2, (3, 1, False), (3, 2, False))
+        with_ways(end, 2, (3, 1, Way.direct), (3, 2, Way.direct))
     assert dialled(elder.links.ask(elder.owner, core.Need(frozenset({3})), 3.0)) == []
     assert dialled(elder.links.ask(elder.owner, core.Need(frozenset({4})), 3.0)) == [4]  # as others
 
 
-def test_a_pair_without_a_direct_way_is_dialled_through_a_relay() -> None:
-    end = End(2, set())
-    [dial] = only(with_ways(end, 2, (1, 2, True)), core.Dial)
-    assert isinstance(dial, core.Dial)
-    assert dial.relayed
-    assert end.owner.links[1, core.COLLECTIVES].relayed
-    [plain] = only(End(2, {1}).entered, core.Dial)
-    assert isinstance(plain, core.Dial)
-    assert not plain.relayed
-
-
-def test_a_dial_of_which_nothing_is_known_tries_a_relay_when_it_has_failed() -> None:
+@pytest.mark.parametrize(
+    ("planned", "expected"),
+    [
+        (None, [(Way.direct, Way.direct), (Way.relayed, Way.direct)]),
+        (Way.direct, [(Way.direct, Way.direct)] * 2),  # by the younger, which alone can
+        (Way.punched, [(Way.punched, Way.punched), (Way.relayed, Way.punched)]),
+        (Way.relayed, [(Way.relayed, Way.direct)] * 2),
+    ],
+)
+def test_a_dial_that_has_failed_tries_a_relay_unless_one_end_can_dial(
+    planned: Way | None, expected: list[tuple[Way, Way]]
+) -> None:
     end = End(2, {1})
     ways = []
     now, commands = 1.0, end.entered
+    if planned is not None:
+        end = End(2, set())
+        commands = with_ways(end, 2, (2, 1, planned) if planned is Way.direct else (1, 2, planned))
+        assert end.owner.links[1, core.COLLECTIVES].relayed is (planned is Way.relayed)
+        now = 2.0
     for _ in range(4):
         [dial] = only(commands, core.Dial)
         assert isinstance(dial, core.Dial)
-        ways.append(dial.relayed)
+        ways.append((dial.way, dial.instead))
         end.links.step(core.Broken(dial.number, "no answer"), now)
         now = end.links.deadline()
         commands = end.links.step(core.Tick(), now)
-    assert ways == [False, True, False, True]
+    assert ways == 2 * expected

@@ -34,6 +34,7 @@ from wancoll.peer.links import connections
 from wancoll.peer.links.connections import Connection, Connector
 from wancoll.peer.links.lanes import greet
 from wancoll.peer.links.probes import probe
+from wancoll.relay.switch import Switch
 from wancoll.trust.identity import Identity
 from wancoll.trust.keys import Key
 from wancoll.wire import messages as m
@@ -384,3 +385,17 @@ async def test_who_answers_in_clear_or_breaks_off_is_told_nothing(
         with pytest.raises(DialFailed, match=rf"^d1:1: .*({why})"):
             await connector.dial(["d1:1"], d1.key.public, 5.0)
         assert d2.key.public not in far.recv(1 << 16)
+
+
+async def test_a_daemon_is_reached_through_a_member_that_relays_by_its_own_name_alone(d1: Wallet, d2: Wallet) -> None:
+    async with ends_of(d1, d2) as (_, b):
+        for wallet, name, relays, expected in (
+            (d1, "d1", True, m.RelayBeat()),
+            (d1, "d2", True, m.Bye(connections._NO_PEER)),
+            (d1, "d1", False, m.Bye("this daemon is no relay")),
+        ):
+            b.hub.switch = Switch(DEFAULT) if relays else None
+            connection = await Connector(wallet).dial([b.address], d2.key.public, 5.0)
+            with closing(connection):
+                await connection.say(m.AtRelay(PROTOCOL_VERSION, name))
+                assert await read_frame(connection, m.FromRelay | m.Bye, who="it") == expected

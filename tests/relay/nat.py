@@ -14,7 +14,7 @@ from wancoll.testing.network import Host
 
 PORT = 7600  # of all daemons: what a full cone forwards
 _INTERNET = "203.0.113"
-_LAN = "192.168.0"  # of each router: hosts of two LANs may have one address
+_LAN, _INNER_LAN = "192.168.0", "192.168.1"  # of each router: hosts of two LANs may have one address
 
 # open: no NAT. cone: whoever connects to the router's PORT comes through. restricted: only answers come through, from
 # where a packet was sent to. symmetric: the same, and each connection has another port outside. Routers drop the rest.
@@ -31,6 +31,8 @@ def why_not() -> str:
 
 class Nats:
     """The internet with a master, and a host for each of *kinds*; "=N" is one more host in the LAN of host N.
+
+    "/N" has a restricted router of its own in that LAN.
 
     Nothing has a name that could be left behind: the kernel removes all when the last process in it has ended.
     """
@@ -53,8 +55,15 @@ class Nats:
                 elif kind.startswith("="):
                     at = int(kind[1:])
                     self._inside(i, routers[at], f"{_LAN}.{2 + i}", self.public[at])
+                elif kind.startswith("/"):
+                    at, inner = int(kind[1:]), self._new()
+                    self._join(inner, "ext0", routers[at], f"{_LAN}.{2 + i}", f"{_LAN}.1")
+                    self._route(inner, "restricted", _INNER_LAN)
+                    self._inside(i, inner, f"{_INNER_LAN}.{2 + i}", self.public[at])
                 else:
-                    routers[i] = self._router(kind, outside)
+                    routers[i] = self._new()
+                    self._plug(routers[i], outside)
+                    self._route(routers[i], kind, _LAN)
                     self._inside(i, routers[i], f"{_LAN}.2", outside)
         except BaseException:
             self.close()
@@ -102,13 +111,12 @@ class Nats:
         self._run(self._internet, f"ip link set {port} master br0 up")
         self._run(made, f"ip addr add {address}/24 dev ext0", "ip link set ext0 up")
 
-    def _router(self, kind: Kind, outside: str) -> int:
-        made = self._new()
-        self._plug(made, outside)
-        self._run(made, "ip link add lan0 type bridge", f"ip addr add {_LAN}.1/24 dev lan0", "ip link set lan0 up")
+    def _route(self, made: int, kind: Kind, lan: str) -> None:
+        """Make a namespace the router of a LAN."""
+        self._run(made, "ip link add lan0 type bridge", f"ip addr add {lan}.1/24 dev lan0", "ip link set lan0 up")
         self._run(made, "sysctl -qw net.ipv4.ip_forward=1")
         fully = " fully-random" if kind == "symmetric" else ""
-        forwarded = f"iifname ext0 tcp dport {PORT} dnat to {_LAN}.2:{PORT}" if kind == "cone" else ""
+        forwarded = f"iifname ext0 tcp dport {PORT} dnat to {lan}.2:{PORT}" if kind == "cone" else ""
         rules = f"""
             table ip nat {{
                 chain before {{ type nat hook prerouting priority -100; {forwarded}; }}
@@ -122,15 +130,18 @@ class Nats:
             }}"""
         with namespace.inside(made):
             subprocess.run(["nft", "-f", "-"], input=rules, text=True, check=True, timeout=30)
-        return made
+
+    def _join(self, made: int, port: str, router: int, address: str, gateway: str) -> None:
+        """Join a namespace to a router's LAN, by its *port*."""
+        there = f"h{address.rpartition('.')[2]}"
+        self._run(router, f"ip link add {there} type veth peer name {port} netns /proc/{os.getpid()}/fd/{made}")
+        self._run(router, f"ip link set {there} master lan0 up")
+        up = f"ip addr add {address}/24 dev {port}", f"ip link set {port} up", f"ip route add default via {gateway}"
+        self._run(made, *up)
 
     def _inside(self, host: int, router: int, address: str, outside: str) -> None:
         made = self._new()
-        self._run(router, f"ip link add h{host} type veth peer name eth0 netns /proc/{os.getpid()}/fd/{made}")
-        self._run(router, f"ip link set h{host} master lan0 up")
-        self._run(
-            made, f"ip addr add {address}/24 dev eth0", "ip link set eth0 up", f"ip route add default via {_LAN}.1"
-        )
+        self._join(made, "eth0", router, address, f"{address.rpartition('.')[0]}.1")
         self._hosts[host], self._addresses[host], self.public[host] = made, address, outside
 
     def _run(self, where: int, *commands: str, check: bool = True) -> None:

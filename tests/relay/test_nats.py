@@ -18,10 +18,12 @@ from tests.relay.nat import KINDS, PORT, Nats, why_not
 from tests.relay.running import relays
 from wancoll.chaos import Cluster, in_threads
 from wancoll.errors import WancollError
+from wancoll.wire.messages import Way
 
 PAIRS = list(itertools.product(KINDS, KINDS))
 OFTEN = [("symmetric", "restricted"), ("open", "symmetric"), ("restricted", "cone"), ("restricted", "restricted")]
 SLOW = ("wancoll", "relay", "--rate=300Mbit/s")
+RELAY = ["--relay=1Gbit/s"]  # of the master; without it all is by the pasted line alone
 LISTEN = f"--listen=*:{PORT}"
 
 
@@ -29,9 +31,9 @@ pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
 
 def cluster_behind(
-    nats: Nats, peers: int, *master: str, peer_args: Sequence[str] = (LISTEN,), secure: bool = True
+    nats: Nats, peers: int, *master: str, peer_args: Sequence[str] = (LISTEN,), secure: bool = True, **more: Any
 ) -> Cluster:
-    return Cluster(peers, lanes=2, network=nats, secure=secure, master_args=master, peer_args=peer_args)
+    return Cluster(peers, lanes=2, network=nats, secure=secure, master_args=master, peer_args=peer_args, **more)
 
 
 def sum_of(comms: list[Any], count: int = 1000) -> list[Any]:
@@ -47,20 +49,40 @@ def reachable(kind: str) -> bool:
     return kind in ("open", "cone")
 
 
+def ways_in(cluster: Cluster, group: str = "default") -> dict[tuple[str, str], Way]:
+    """How those reach each other that the plan names, by their daemons."""
+    [found] = [one for one in cluster.status().groups if one.name == group]
+    names = {member.mid: member.daemon for member in found.members}
+    assert found.plan is not None
+    return {(min(ends), max(ends)): way for a, b, way in found.plan.plan.ways for ends in [(names[a], names[b])]}
+
+
+def way_of(one: str, other: str) -> Way:
+    """Which one they have to go."""
+    if reachable(one) or reachable(other):
+        return Way.direct
+    return Way.relayed if "symmetric" in (one, other) else Way.punched
+
+
 def check_pair(one: str, other: str) -> None:
-    with Nats([one, other]) as nats, cluster_behind(nats, 2, "--relay=1Gbit/s") as cluster:
+    way = way_of(one, other)
+    with Nats([one, other]) as nats, cluster_behind(nats, 2, *RELAY[: way is Way.relayed]) as cluster:
         comms = in_threads(lambda i: cluster.connect(i, start_world=2, min_world=2), 2)
         assert [receipt.world_size for receipt in sum_of(comms)] == [2, 2]
         [group] = cluster.status().groups
         names = {member.mid: member.daemon for member in group.members}
         assert group.plan is not None
-        ways = [(names[dialler], relayed) for dialler, _, relayed in group.plan.plan.ways]
-        if not reachable(one) and not reachable(other):
-            assert [relayed for _, relayed in ways] == [True]
+        ways = [(names[dialler], by) for dialler, _, by in group.plan.plan.ways]
+        if way is not Way.direct:
+            assert [by for _, by in ways] == [way]
         elif not reachable(one) or not reachable(other):
             dialler = "peer-0" if not reachable(one) else "peer-1"  # who cannot be dialled dials, if need be by this
-            assert ways in ([], [(dialler, False)])
+            assert ways in ([], [(dialler, Way.direct)])
             assert ways or max(names) == max(mid for mid, name in names.items() if name == dialler)
+        shown = {Way.punched: group.punched, Way.relayed: group.relayed}
+        assert {by: [{*pair[:2]} for pair in pairs] for by, pairs in shown.items()} == {
+            by: [{member.name for member in group.members}] if by is way else [] for by in shown
+        }
         assert group.epoch == 1
 
 
@@ -80,16 +102,30 @@ def test_all_pairs_of_kinds_do(pair: tuple[str, str]) -> None:
 
 @pytest.mark.check
 @pytest.mark.timeout(120)
-def test_members_behind_one_nat_reach_each_other_by_local_addresses_and_others_by_a_relay() -> None:
-    kinds = ["restricted", "=0", "restricted"]
-    with Nats(kinds) as nats, cluster_behind(nats, 3, "--relay=1Gbit/s") as cluster:
+@pytest.mark.parametrize(
+    ("other", "way"), [("restricted", Way.punched), ("symmetric", Way.relayed)], ids=["restricted", "symmetric"]
+)
+def test_members_behind_one_nat_reach_each_other_by_local_addresses_and_others_as_the_nat_lets_them(
+    other: str, way: Way
+) -> None:
+    kinds = ["restricted", "=0", other]
+    with Nats(kinds) as nats, cluster_behind(nats, 3, *RELAY[: way is Way.relayed]) as cluster:
         comms = in_threads(lambda i: cluster.connect(i, start_world=3, min_world=3), 3)
         assert [receipt.world_size for receipt in sum_of(comms)] == [3, 3, 3]
-        [group] = cluster.status().groups
-        names = {member.mid: member.daemon for member in group.members}
-        assert group.plan is not None
-        relayed = {frozenset((names[one], names[other])) for one, other, by in group.plan.plan.ways if by}
-        assert relayed == {frozenset(("peer-0", "peer-2")), frozenset(("peer-1", "peer-2"))}
+        assert ways_in(cluster) == {("peer-0", "peer-2"): way, ("peer-1", "peer-2"): way}
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("kinds", "way"), [(["restricted", "/0", "/0"], Way.relayed), (["restricted", "restricted", "/0"], Way.punched)],
+    ids=["one outer NAT", "two"],
+)  # fmt: skip
+def test_two_layers_of_nat_are_punched_from_outside_and_not_from_beside(kinds: list[str], way: Way) -> None:
+    with Nats(kinds) as nats, cluster_behind(nats, 3, *RELAY[: way is Way.relayed]) as cluster:
+        comms = in_threads(lambda i: cluster.connect(i + 1, group="two", start_world=2, min_world=2), 2)
+        assert [receipt.world_size for receipt in sum_of(comms)] == [2, 2]
+        assert ways_in(cluster, "two") == {("peer-1", "peer-2"): way}
 
 
 @pytest.mark.check
@@ -113,6 +149,20 @@ def test_a_joiner_behind_nat_is_admitted_through_a_relay_and_reaches_joiners_bes
 
         comms = in_threads(client, 3)
         assert [receipt.world_size for receipt in sum_of(comms)] == [3, 3, 3]
+
+
+@pytest.mark.check
+@pytest.mark.timeout(120)
+def test_a_member_that_can_be_dialled_is_a_relay_for_two_that_cannot() -> None:
+    kinds = ["restricted", "symmetric", "open"]
+    relay = {2: {"WANCOLL_RELAY": "300Mbit/s"}}
+    with Nats(kinds) as nats, cluster_behind(nats, 3, peer_env=relay) as cluster:
+        comms = in_threads(lambda i: cluster.connect(i, start_world=3, min_world=3), 3)
+        assert [receipt.world_size for receipt in sum_of(comms)] == [3, 3, 3]
+        assert cluster.status().relays == ["peer-2"]
+        found = ways_in(cluster)
+        assert found.pop(("peer-0", "peer-1")) is Way.relayed
+        assert set(found.values()) <= {Way.direct}
 
 
 @pytest.mark.check
@@ -172,14 +222,14 @@ def test_a_master_that_is_a_relay_is_killed_and_started_again_and_nobody_is_lost
         assert [receipt.world_size for receipt in sum_of(comms)] == [2, 2]
         [group] = cluster.status().groups
         assert group.plan is not None
-        assert [relayed for _, _, relayed in group.plan.plan.ways] == [True]
+        assert [way for _, _, way in group.plan.plan.ways] == [Way.relayed]
 
 
 @pytest.mark.check
 @pytest.mark.timeout(180)
 def test_what_a_relay_changes_is_found_and_no_sum_is_wrong(tmp_path: Path) -> None:
     asked, evil = tmp_path / "attack", Path(__file__).with_name("evil.py")
-    with Nats(["restricted", "restricted"]) as nats:
+    with Nats(["restricted", "symmetric"]) as nats:
         nats.add_open("evil", 201)  # type: ignore[arg-type]
         with (
             cluster_behind(nats, 2, peer_args=[LISTEN, "--no-measure"]) as cluster,  # bursts are not what is attacked

@@ -7,18 +7,19 @@ import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import trio
 from structlog.testing import capture_logs
 
 from wancoll.limits import DEFAULT, PROTOCOL_VERSION
-from wancoll.net.dial import DialFailed
+from wancoll.native.engine import Engine
+from wancoll.net.dial import DialFailed, read_frame
 from wancoll.net.listen import open_listeners, serve_connections
 from wancoll.peer.config import PeerConfig
+from wancoll.peer.links.hub import LinkHub
 from wancoll.peer.links.relays import Relays
-from wancoll.peer.relaying import Port
 from wancoll.relay import switch
 from wancoll.relay.switch import MAGIC
 from wancoll.wire import messages as m
@@ -38,7 +39,7 @@ class End:
 class Rig:
     """A relay, and daemons at it."""
 
-    def __init__(self, nursery: trio.Nursery, port: Port, address: str, streams: list[trio.SocketStream]) -> None:
+    def __init__(self, nursery: trio.Nursery, port: LinkHub, address: str, streams: list[trio.SocketStream]) -> None:
         self._nursery, self.port, self.address = nursery, port, address
         self.info = m.RelayInfo("r", (address,))
         self.streams = streams
@@ -47,6 +48,11 @@ class Rig:
         """The same, closed at the end."""
         self.streams.append(stream)
         return stream
+
+    @property
+    def switch(self) -> switch.Switch:
+        assert self.port.switch is not None
+        return self.port.switch
 
     async def connect(self) -> trio.SocketStream:
         """Somebody at the relay's port."""
@@ -74,13 +80,14 @@ class Rig:
 
 
 @asynccontextmanager
-async def rig(rate: float = 0.0) -> AsyncIterator[Rig]:
+async def rig(rate: str = "1000GB/s") -> AsyncIterator[Rig]:
     listeners = open_listeners("127.0.0.1:0")
-    port = Port(PeerConfig(limits=LIMITS), rate, None)
     streams: list[trio.SocketStream] = []
     try:
         with trio.fail_after(30):
             async with trio.open_nursery() as nursery:
+                config = PeerConfig(limits=LIMITS, relay=rate)
+                port = LinkHub(cast(Engine, None), config, "r", nursery)  # it raises no links
                 nursery.start_soon(serve_connections, listeners, port.accept, port.lets_in)
                 yield Rig(nursery, port, f"127.0.0.1:{listeners[0].getsockname()[1]}", streams)
                 nursery.cancel_scope.cancel()
@@ -111,7 +118,7 @@ async def test_bytes_and_half_closes_pass_both_ways() -> None:
         await far.send_all(b"answer")  # the other half is open yet
         await far.send_eof()
         assert await all_of(near) == b"answer"
-        assert relay.port.switch.carried == len(sent) + 6
+        assert relay.switch.carried == len(sent) + 6
 
 
 async def test_a_reset_passes_at_once() -> None:
@@ -121,7 +128,7 @@ async def test_a_reset_passes_at_once() -> None:
         near.socket.close()
         with pytest.raises(trio.BrokenResourceError):
             await all_of(far)
-        while relay.port.switch.splices:  # noqa: ASYNC110 - it has no event
+        while relay.switch.splices:  # noqa: ASYNC110 - it has no event
             await trio.sleep(0.01)
 
 
@@ -133,7 +140,7 @@ async def test_a_slow_reader_stops_the_sender() -> None:
             while True:
                 sent += await near.socket.send(bytes(1 << 20))
         assert sent < 64 << 20  # what the kernel's buffers and the relay's hold
-        assert relay.port.switch.carried < 64 << 20
+        assert relay.switch.carried < 64 << 20
         del far
 
 
@@ -143,16 +150,16 @@ async def test_an_end_that_breaks_off_ends_the_splice_although_the_other_takes_n
         with trio.move_on_after(0.5):
             while True:
                 await near.socket.send(bytes(1 << 20))
-        assert relay.port.switch.splices == 1
+        assert relay.switch.splices == 1
         near.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         near.socket.close()
-        while relay.port.switch.splices:  # noqa: ASYNC110 - it has no event
+        while relay.switch.splices:  # noqa: ASYNC110 - it has no event
             await trio.sleep(0.01)
         del far
 
 
 async def test_a_rate_holds_for_all_splices_together() -> None:
-    async with rig(rate=4e6) as relay:
+    async with rig("4MB/s") as relay:
         ends = [await relay.pair() for _ in range(2)]
         began = trio.current_time()
         async with trio.open_nursery() as nursery:
@@ -198,7 +205,7 @@ async def test_the_second_of_two_relays_is_taken_where_the_first_is_gone() -> No
         near, far = await one.join(a, b)
         await near.send_all(b"x")
         assert await far.receive_some(1) == b"x"
-        assert (one.port.switch.carried, two.port.switch.carried) == (0, 1)
+        assert (one.switch.carried, two.switch.carried) == (0, 1)
 
 
 async def test_a_relay_that_has_died_unheard_leaves_time_for_another_one() -> None:
@@ -240,7 +247,7 @@ async def test_oldest_tickets_are_void_where_there_are_too_many(monkeypatch: pyt
         heard = 0
         while heard < 10:
             heard += (await both[0].receive_some(10000)).count(b"RelayDialled")
-        assert len(relay.port.switch._tickets) <= 5
+        assert len(relay.switch._tickets) <= 5
 
 
 async def test_a_silent_daemon_is_given_up() -> None:
@@ -251,7 +258,7 @@ async def test_a_silent_daemon_is_given_up() -> None:
         began = trio.current_time()
         assert await all_of(silent) == b""
         assert 0.9 < trio.current_time() - began < 10
-        assert not relay.port.switch._here
+        assert not relay.switch._here
 
 
 async def test_a_relay_that_calls_and_cannot_be_dialled_costs_no_more_than_that_call() -> None:
@@ -270,7 +277,7 @@ async def test_a_relay_that_calls_and_cannot_be_dialled_costs_no_more_than_that_
             stream = await listener.accept()
             await listener.aclose()
             await stream.send_all(encode(m.RelayBeat()) + encode(m.RelayCalled(b"x" * 32)))
-            while not any(entry["event"] == "not spliced" for entry in logs):  # noqa: ASYNC110
+            while not any(entry["event"] == "not met" for entry in logs):  # noqa: ASYNC110
                 await trio.sleep(0.01)
             assert not accepted
             await stream.aclose()
@@ -291,9 +298,118 @@ async def test_a_daemon_voids_its_own_tickets_and_reaches_not_itself(monkeypatch
         heard = b""
         while heard.count(b"RelayDialled") < 10:
             heard += await streams["x"].receive_some(10000)
-        pairs = list(dict.fromkeys(relay.port.switch._tickets.values()))
+        pairs = list(dict.fromkeys(relay.switch._tickets.values()))
         assert [pair.by for pair in pairs].count("z") == 1
         assert [pair.by for pair in pairs].count("x") <= 3
         assert b"RelayDialled" in honest
         await streams["x"].send_all(encode(m.RelayDial(99, "x")))
         assert b"is not at this relay" in await streams["x"].receive_some(1000)
+
+
+# ---- two that dial each other --------------------------------------------------------------------------
+
+
+async def met(relay: Rig) -> tuple[list[trio.SocketStream], list[tuple[float, m.Met]]]:
+    """Both ends of a pair that the switch introduces: their connections, and what each was told, when."""
+    here = {name: await relay.connect() for name in "xy"}
+    for name, stream in here.items():
+        await stream.send_all(encode(m.AtRelay(PROTOCOL_VERSION, name)))
+        assert await read_frame(stream.socket, m.FromRelay, who="it") == m.RelayBeat()
+    await here["x"].send_all(encode(m.RelayDial(7, "y", punched=True)))
+    dialled = await read_frame(here["x"].socket, m.RelayDialled, who="it")
+    called = await read_frame(here["y"].socket, m.RelayCalled, who="it")
+    assert (dialled.number, dialled.reason, called.punched) == (7, "", True)
+    ends = [await relay.connect() for _ in range(2)]
+    told: list[Any] = [None, None]
+
+    async def hear(i: int) -> None:
+        word = await read_frame(ends[i].socket, m.Met, who="it")
+        told[i] = trio.current_time(), word
+
+    await ends[0].send_all(MAGIC + dialled.ticket)
+    while relay.switch._tickets[called.ticket].other is None:  # noqa: ASYNC110 - it has no event
+        await trio.sleep(0.01)
+    await ends[1].send_all(MAGIC + called.ticket)
+    async with trio.open_nursery() as nursery:
+        for i in range(2):
+            nursery.start_soon(hear, i)
+    return ends, told
+
+
+async def test_both_ends_are_told_where_the_other_is_and_the_switch_closes_neither_before_they_do() -> None:
+    async with rig() as relay:
+        relay.port.switch = switch.Switch(LIMITS, splices=False, introduces=True)
+        ends, told = await met(relay)
+        hosts = ["{}:{}".format(*end.socket.getsockname()) for end in ends]
+        assert [one.address for _, one in told] == hosts[::-1]
+        with trio.move_on_after(0.2) as waited:
+            await ends[0].receive_some(1)
+        assert waited.cancelled_caught
+        assert relay.switch.splices == 1
+        for end in ends:
+            await end.send_eof()
+        while relay.switch.splices:  # noqa: ASYNC110 - it has no event
+            await trio.sleep(0.01)
+
+
+async def test_who_is_nearer_is_told_later_by_half_the_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    trips = iter([0.0, 0.8])  # of the one that came first, of the other
+    monkeypatch.setattr(switch, "round_trip", lambda _: next(trips))
+    async with rig() as relay:
+        relay.port.switch = switch.Switch(LIMITS, introduces=True)
+        _, [(nearer, _), (farther, _)] = await met(relay)
+        assert 0.3 < nearer - farther < 0.8
+
+
+async def test_ends_that_never_meet_are_let_go_of_in_time() -> None:
+    async with rig() as relay:
+        relay.port.switch = switch.Switch(LIMITS, introduces=True)
+        ends, _ = await met(relay)
+        began = trio.current_time()
+        assert await all_of(ends[0]) == b""
+        assert 0.5 < trio.current_time() - began < 5
+
+
+@pytest.mark.parametrize("punched", [True, False])
+async def test_a_switch_does_what_it_is_there_for_alone(punched: bool) -> None:
+    async with rig() as relay:
+        relay.port.switch = switch.Switch(LIMITS, splices=punched, introduces=not punched)
+        streams = [await relay.connect() for _ in range(2)]
+        for name, stream in zip("xy", streams, strict=True):
+            await stream.send_all(encode(m.AtRelay(PROTOCOL_VERSION, name)))
+            await read_frame(stream.socket, m.RelayBeat, who="it")
+        await streams[0].send_all(encode(m.RelayDial(1, "y", punched)))
+        answer = await read_frame(streams[0].socket, m.RelayDialled, who="it")
+        assert (answer.ticket, answer.reason) == (b"", "this relay does not do that")
+
+
+@pytest.mark.parametrize("info", [m.RelayInfo("r", ("127.0.0.1:1",)), m.AT_MASTER], ids=["a relay", "the master"])
+async def test_only_a_master_may_have_a_daemon_dial_and_one_in_clear_dials_this_machine_alone(
+    info: m.RelayInfo,
+) -> None:
+    [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    address = "{}:{}".format(*listener.socket.getsockname())
+    with capture_logs() as logs, trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            relays = Relays("d", None, LIMITS, nursery, lambda: address, trio.aclose_forcefully, near_only=True)
+            told = m.RelayInfo("r", (address,)) if info.addresses else info
+            relays.told([told])
+            stream = await listener.accept()
+            streams = [stream]
+            await read_frame(stream.socket, m.AtRelay, who="it")
+            await stream.send_all(encode(m.RelayBeat()) + encode(m.RelayCalled(b"x" * 32, punched=True)))
+            with trio.move_on_after(0.5) as silent:
+                end = await listener.accept()
+            assert silent.cancelled_caught is bool(info.addresses)
+            if not info.addresses:
+                streams.append(end)
+                assert await end.receive_some(100) == MAGIC + b"x" * 32
+                await end.send_all(encode(m.Met("203.0.113.9:22")))
+                assert await end.receive_some(1) == b""
+                assert (
+                    "203.0.113.9:22 is beyond this machine"
+                    in next(e for e in logs if e["event"] == "not met")["reason"]
+                )
+            nursery.cancel_scope.cancel()
+    for one in (listener, *streams):
+        one.socket.close()

@@ -280,12 +280,15 @@ class Daemon(Process):
         def answer(ok: bool, reason: str, refused: bool = False) -> None:
             if expired.call is not None:
                 expired.cancel()
-                self.send(m.ProbeResult(ask.group, ask.joiner, ask.prober, ask.target, ok, reason, refused))
+                self.send(m.ProbeResult(ask.group, ask.joiner, ask.prober, ask.target, ok, reason, refused, ask.way))
 
         expired = self.after(timeout, lambda: None)
+        late = f"no answer within {timeout} s"
         expired.call = lambda: self.send(
-            m.ProbeResult(ask.group, ask.joiner, ask.prober, ask.target, False, f"no answer within {timeout} s")
+            m.ProbeResult(ask.group, ask.joiner, ask.prober, ask.target, False, late, way=ask.way)
         )
+        if ask.way:  # there are no NATs that two could punch
+            return
 
         def connected(end: End | None) -> None:
             if end is None:

@@ -7,11 +7,13 @@ A connection that breaks, or whose other end does not read, is no error for who 
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import socket
 import struct
 from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import Any
 
 import trio
 
@@ -27,6 +29,14 @@ LINGER = 1.0  # seconds for the other end to take what was sent before the conne
 async def _first(others: trio.CancelScope, wait: Callable[[], Awaitable[None]]) -> None:
     await wait()
     others.cancel()
+
+
+def round_trip(sock: Any) -> float:
+    """Seconds over the path of a TCP socket, as the kernel has measured them; 0: not known."""
+    with contextlib.suppress(OSError, struct.error):
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
+        return float(struct.unpack_from("=I", info, 68)[0]) * 1e-6  # linux/tcp.h: tcpi_rtt
+    return 0.0
 
 
 class Queues:
@@ -51,7 +61,7 @@ class Stream:
 
     With more than *max_bytes*, or *max_messages* (0: not bounded), that wait for the other end it is given up; *queues*
     bounds it together with others'. *tls* seals what is sent and opens what comes, once shake_hands() has returned;
-    None: all is in clear.
+    None: all is in clear. What begins with the byte *foreign* is not for here: it is left unread, as if all had ended.
     """
 
     def __init__(
@@ -62,6 +72,7 @@ class Stream:
         max_messages: int = 0,
         tls: Tls | None = None,
         queues: Queues | None = None,
+        foreign: bytes = b"",
     ) -> None:
         sock.setblocking(False)
         if sock.family in (socket.AF_INET, socket.AF_INET6):
@@ -77,19 +88,13 @@ class Stream:
         self._wake = trio.Event()
         self._writing: trio.Event | None = None  # set when the task that writes has stopped
         self._closed = False
+        self._foreign = foreign  # b"" from the first byte on
+        self.is_foreign = False
         self.ending = False  # nothing is read any more
         self.overflow = False  # the other end did not read
         self.ended = ""  # why nothing is read any more, "" if it was ended here
         self.newest = b""  # the beginning of what was read last
         self._early = b""  # what came right behind the handshake
-
-    @property
-    def round_trip(self) -> float:
-        """Seconds over its path, as the kernel has measured them; 0: not known."""
-        with contextlib.suppress(OSError, struct.error):
-            info = self.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
-            return float(struct.unpack_from("=I", info, 68)[0]) * 1e-6  # linux/tcp.h: tcpi_rtt
-        return 0.0
 
     @property
     def queued(self) -> int:
@@ -234,6 +239,8 @@ class Stream:
             if tls.done:
                 self._early = self._opened(b"")
                 return
+        if self.is_foreign:
+            return
         raise TlsFailed(f"{self.ended or 'it ended here'}, in the middle of TLS's handshake")
 
     # ---- receiving -----------------------------------------------------------------------------------
@@ -261,13 +268,15 @@ class Stream:
         return b""
 
     def _gone(self) -> bool:
-        return self.ending or self._closed
+        return self.ending or self._closed or self.is_foreign
 
     async def _read(self) -> bytes | None:
         """What is in the socket, b"" at its end; None: look again."""
         try:
             await trio.lowlevel.wait_readable(self._fd)
-            data = self.socket.recv(_READ_BYTES)
+            if self._foreign:
+                self.is_foreign, self._foreign = self.socket.recv(1, socket.MSG_PEEK) == self._foreign, b""
+            data = b"" if self.is_foreign else self.socket.recv(_READ_BYTES)
         except (BlockingIOError, trio.ClosedResourceError):  # the latter by end() or close()
             return None
         except OSError as bad:
@@ -325,6 +334,16 @@ class Stream:
     def _wake_all(self) -> None:
         """Wake all tasks that wait for the socket: cheaper than a cancel scope for each receive."""
         trio.lowlevel.notify_closing(self._fd)
+
+    def hand_over(self) -> Any:
+        """Its socket for trio, of which nothing was opened yet, by a descriptor of its own; this one is closed.
+
+        Raises OSError: there is none left.
+        """
+        sock = trio.socket.from_stdlib_socket(socket.socket(fileno=os.dup(self._fd)))
+        self.ending = True
+        self.close()
+        return sock
 
     async def close_delivered(self, *, shield: bool = True) -> None:
         """Close when the other end has read what was sent, which a reset would destroy, or after a second.

@@ -41,6 +41,9 @@ class PeerConfig:
             the smallest number that a member states.
         max_lanes: TCP connections to each other peer up to which the master may go where more of them carry more. A
             group uses the smallest number that a member states; not above --lanes: never.
+        relay: Rate, such as 100Mbit/s, up to which this daemon carries what others say to each other that cannot reach
+            each other, at its data port, which they have to be able to dial. It goes over this machine's line twice, in
+            and out. Empty: nothing.
         measure: Measure paths to other machines, for the master's plans. Short probes while nothing runs.
         workers: Engine threads; plans are made as for twice as many processor cores. 0: one for two cores, at most 8.
         congestion_control: TCP congestion control of the lanes (cubic, bbr, ...). Empty: the system's.
@@ -58,6 +61,7 @@ class PeerConfig:
         ready_without_master: Say that it is ready, to systemd too, as soon as clients can attach. Without this: once a
             master has answered.
         watch_stdin: Stop when standard input closes, so that the daemon ends with its parent.
+        clients: whether it has any; a relay alone has none.
         failpoint_token: from WANCOLL_FAILPOINTS; empty: fault injection is off.
         limits: bounds and timeouts.
     """
@@ -75,6 +79,7 @@ class PeerConfig:
     state: str = ""
     lanes: Annotated[int, Parameter(validator=between(1, DEFAULT.max_lanes))] = 8
     max_lanes: Annotated[int, Parameter(validator=between(0, DEFAULT.max_lanes))] = 32
+    relay: str = ""
     measure: bool = True
     workers: Annotated[int, Parameter(validator=between(0, MAX_WORKERS))] = 0
     congestion_control: str = ""
@@ -87,6 +92,7 @@ class PeerConfig:
     metrics_token: MetricsToken = ""
     ready_without_master: Switch = False
     watch_stdin: Switch = False
+    clients: Annotated[bool, Unseen] = True
     failpoint_token: Annotated[str, Unseen] = ""
     limits: Annotated[Limits, Unseen] = DEFAULT
 
@@ -97,6 +103,11 @@ class PeerConfig:
         Raises ConfigError: the limit is no rate.
         """
         return parse_rate(self.uplink_limit, "--uplink-limit") * _PAYLOAD if self.uplink_limit else inf
+
+    @property
+    def carries(self) -> float:
+        """Bytes per second that it carries for others as a relay; 0: it is none. Raises ConfigError: it is no rate."""
+        return parse_rate(self.relay, "--relay") if self.relay else 0.0
 
     @property
     def near_only(self) -> bool:

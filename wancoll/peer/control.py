@@ -63,7 +63,6 @@ class Control:
         on_synced: called once the master has sent all that it knew of this daemon when it was welcomed.
         beat: gives the heartbeat of a number, with what it tells of the members.
         wallet: the daemon's key, and what it is good for; None: all is in clear.
-        relays: it is a relay.
     """
 
     def __init__(
@@ -79,11 +78,9 @@ class Control:
         on_synced: Callable[[], None],
         beat: Callable[[int], m.Heartbeat],
         wallet: Wallet | None = None,
-        *,
-        relays: bool = False,
     ) -> None:
         self._config, self._daemon, self._incarnation = config, daemon, incarnation
-        self._ended, self._relays = ended, relays
+        self._ended = ended
         self._masters = Masters(config.master.split(","))
         self._hint = ""  # who leads, in the words of the standby that was asked last
         self._data_socket, self._wallet = data_socket, wallet
@@ -240,7 +237,7 @@ class Control:
             config.measure, self.term, self.master, self._dials, self._session if self.open else 0, self._heard,
             min(config.limits.master_grace, WITHOUT_END), self._ended, 2 * config.workers or resources.cores(),
             [] if config.advertise else self.addresses,  # hints: none where a user has said how to dial it
-            self._relays,
+            bool(config.relay),
         )  # fmt: skip
 
     async def _ask_all(self, patience: float) -> None:

@@ -377,11 +377,11 @@ class Daemon:
 
         with contained("a probe", lambda: ask, met):
             where = ask.addresses, ask.daemon, ask.key
-            failed = await probe(self.links.connector, *where, self.config.limits, relayed=ask.relayed)
+            failed = await probe(self.links.connector, *where, self.config.limits, ask.way)
         self._probes -= 1
         about = ask.group, ask.joiner, ask.prober, ask.target
         refused = failed is not None and failed.refused
-        self.control.send(m.ProbeResult(*about, failed is None, str(failed or "")[:4000], refused, ask.relayed))
+        self.control.send(m.ProbeResult(*about, failed is None, str(failed or "")[:4000], refused, ask.way))
 
     def _master_connected(self) -> None:
         log.info("connected to the master", master=self.control.master_address)
@@ -641,14 +641,14 @@ async def serve(
     uplink = int(config.most_sent) if config.uplink_limit else 0
     for each in config.uplink:
         check_interface(each)
-    path = config.socket or default_socket()
+    path = config.socket or (default_socket() if config.clients else "")
     wallet = _wallet(config, path)
     if wallet is not None:
         check_possible()
     workers = config.workers or max(1, min(THREADS, resources.cores() // 2))
     metrics = listeners_for("metrics", config.metrics, config.metrics_token, "wancoll.metrics.port")
     data_sockets = open_listeners(config.listen)
-    local_socket = claim_socket(path)
+    local_sockets = [claim_socket(path)] if config.clients else []
     incarnation, beside = secrets.randbits(63), list[socket.socket]()
     life, ended = process_lock.begin(incarnation, config.limits.master_grace)
     try:
@@ -671,7 +671,7 @@ async def serve(
                 nursery.start_soon(serve_connections, data_sockets, daemon.links.accept, daemon.links.lets_in)
                 nursery.start_soon(serve_connections, beside, daemon.links.accept, is_own)
                 door = FrontDoor(daemon)
-                nursery.start_soon(serve_connections, [local_socket], door.accept)
+                nursery.start_soon(serve_connections, local_sockets, door.accept)
                 if metrics:
                     nursery.start_soon(_port(daemon, door, metrics).serve)
                 if config.watch_stdin:
@@ -685,10 +685,10 @@ async def serve(
             raise ConfigError("no master takes this daemon", who=daemon.name, got=daemon.control.refused)
         return daemon.leaving is not None
     finally:
-        for one in (*data_sockets, *beside, *metrics):
+        for one in (*data_sockets, *beside, *metrics, *local_sockets):
             one.close()
-        local_socket.close()
         if life is not None:
             os.close(life)
-        with contextlib.suppress(OSError):
-            os.unlink(path)
+        if config.clients:
+            with contextlib.suppress(OSError):
+                os.unlink(path)

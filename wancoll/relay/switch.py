@@ -1,9 +1,9 @@
-"""The switch of a relay: which daemons are here, who wants to reach whom, and the splices between them.
+"""The switch of a relay or a master: which daemons are here, who wants to reach whom, and the splices between them.
 
 A daemon keeps one connection here, over which it has proved its key (or, in a group in clear, said its name). Whoever
 wants to reach it asks for it; both get a ticket, and open a connection each that begins with it. The two are spliced:
 their ends shake hands through the relay as if one had dialled the other, so it can read, change or fake nothing where
-lanes are sealed.
+lanes are sealed. A master's switch also tells the two where the other one comes from, for them to dial each other.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ import struct
 from collections import Counter, deque
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import structlog
 import trio
 
 from wancoll.errors import ProtocolError
 from wancoll.limits import KIB, Limits
-from wancoll.net.listen import Handshakes, Sparing, why_ended
-from wancoll.net.stream import Stream
+from wancoll.local import join_address
+from wancoll.net.listen import Sparing
+from wancoll.net.stream import round_trip
 from wancoll.wire import messages as m
 from wancoll.wire.framing import Decoder, encode
 
@@ -42,7 +43,23 @@ _RESET = struct.pack("ii", 1, 0)
 _TCP_NOTSENT_LOWAT = 25  # of Linux
 
 
-async def messages(stream: Stream, kind: Any, most: int, silence: float) -> AsyncGenerator[Any, None]:
+class Talk(Protocol):
+    """A connection whose sends do not wait, such as Stream: *who* is at the other end, why it *ended*."""
+
+    who: str
+    ended: str
+
+    def end(self) -> None:
+        """Read no more."""
+
+    def send(self, frame: bytes) -> None:
+        """Send now what fits, queue the rest, within bounds."""
+
+    async def receive(self) -> bytes:
+        """Some bytes; b"" at the end."""
+
+
+async def messages(stream: Talk, kind: Any, most: int, silence: float) -> AsyncGenerator[Any, None]:
     """What comes, of *kind* and up to *most* bytes each, until the stream ends or is silent for so many seconds.
 
     Raises:
@@ -66,17 +83,22 @@ class _Pair:
 
     until: float
     by: str  # the daemon that has asked for it
-    other: trio.SocketStream | None = None
+    punched: bool  # they are told of each other, and not spliced
+    other: Any = None  # a trio socket
     met: trio.Event = field(default_factory=trio.Event)
     over: trio.Event = field(default_factory=trio.Event)
 
 
 class Switch:
-    """Daemons that can be reached here, and the splices. *rate*: bytes per second of all splices; 0: no limit."""
+    """Daemons that can be reached here, and the splices.
 
-    def __init__(self, limits: Limits, rate: float = 0.0) -> None:
+    *rate*: bytes per second of all splices; 0: no limit. It *splices*, and *introduces* those who dial each other.
+    """
+
+    def __init__(self, limits: Limits, rate: float = 0.0, *, splices: bool = True, introduces: bool = False) -> None:
         self._limits, self._rate, self._due = limits, rate, 0.0
-        self._here: dict[str, Stream] = {}  # daemons, by name
+        self._does = splices, introduces  # by RelayDial.punched
+        self._here: dict[str, Talk] = {}  # daemons, by name
         self._tickets: dict[bytes, _Pair] = {}  # oldest first
         self._spliced: Counter[str] = Counter()  # by who has asked
         self._strangers = Sparing()
@@ -85,7 +107,7 @@ class Switch:
 
     # ---- daemons -------------------------------------------------------------------------------------
 
-    async def serve(self, daemon: str, stream: Stream) -> None:
+    async def serve(self, daemon: str, stream: Talk) -> None:
         """Carry out what *daemon*, which has said and proved who it is, says over *stream*, to the end of that.
 
         Raises:
@@ -114,17 +136,18 @@ class Switch:
                 del self._here[daemon]
                 log.info("a daemon is gone", daemon=daemon, reason=stream.ended)
 
-    def _dialled(self, daemon: str, stream: Stream, dial: m.RelayDial, own: deque[bytes]) -> None:
+    def _dialled(self, daemon: str, stream: Talk, dial: m.RelayDial, own: deque[bytes]) -> None:
         """Give both ends a ticket, each its own."""
         to, now = self._here.get(dial.to), trio.current_time()
         full = self.splices >= _MOST_SPLICES or self._spliced[daemon] >= _MOST_ASKED
-        if to is None or to is stream or full:
+        if to is None or to is stream or full or not self._does[dial.punched]:
             reason = "this relay has no room" if full else f"daemon {dial.to} is not at this relay"
+            reason = reason if self._does[dial.punched] else "this relay does not do that"
             stream.send(encode(m.RelayDialled(dial.number, reason=reason)))
             return
         while self._tickets and (len(self._tickets) >= _MOST_TICKETS or next(iter(self._tickets.values())).until < now):
             del self._tickets[next(iter(self._tickets))]
-        pair = _Pair(now + self._limits.connect_timeout, daemon)
+        pair = _Pair(now + self._limits.connect_timeout, daemon, dial.punched)
         mine, theirs = (os.urandom(TICKET_BYTES) for _ in range(2))
         for ticket in (mine, theirs):
             if len(own) == own.maxlen:
@@ -132,56 +155,71 @@ class Switch:
             own.append(ticket)
             self._tickets[ticket] = pair
         stream.send(encode(m.RelayDialled(dial.number, mine)))
-        to.send(encode(m.RelayCalled(theirs)))
+        to.send(encode(m.RelayCalled(theirs, dial.punched)))
 
     # ---- splices -------------------------------------------------------------------------------------
 
-    async def takes(self, stream: trio.SocketStream, who: str, handshakes: Handshakes) -> bool:
-        """Whether the connection, of which nothing was read, is an end of a splice: then it has been carried.
-
-        Until it has shown a ticket it is one of the port's *handshakes*.
-        """
-        sock, pair = stream.socket, None
+    async def shown(self, sock: Any) -> bytes | None:
+        """The ticket that a connection begins with, of which nothing was read; None: it begins with something else."""
         try:
-            with handshakes.one(who) as scope:
-                if await sock.recv(1, socket.MSG_PEEK) != MAGIC[:1]:
-                    return False
-                head = b""
-                while len(head) < len(MAGIC) + TICKET_BYTES:
-                    if not (more := await sock.recv(len(MAGIC) + TICKET_BYTES - len(head))):
-                        return True
-                    head += more
-                pair = self._tickets.pop(head.removeprefix(MAGIC), None)
-            if pair is None:
-                reason = why_ended(scope) if scope.cancelled_caught else "no ticket of this relay's, or an old one"
-                self._strangers.say(log.info, "not spliced", who=who, reason=reason)
-                return True
-            await self._meet(pair, stream)
-        except OSError as bad:
-            self._strangers.say(log.info, "not spliced", who=who, reason=str(bad))
-        return True
+            if await sock.recv(1, socket.MSG_PEEK) != MAGIC[:1]:
+                return None
+            head, size = b"", len(MAGIC) + TICKET_BYTES
+            while len(head) < size and (more := await sock.recv(size - len(head))):
+                head += more
+            return head.removeprefix(MAGIC)
+        except (OSError, trio.ClosedResourceError):
+            return None  # who reads on finds out
 
-    async def _meet(self, pair: _Pair, stream: trio.SocketStream) -> None:
+    async def carry(self, ticket: bytes, sock: Any, who: str) -> None:
+        """Do what the ticket is for, to the end."""
+        try:
+            if (pair := self._tickets.pop(ticket, None)) is not None:
+                await self._meet(pair, sock)
+                return
+            reason = "no ticket of this relay's, or an old one"
+        except OSError as bad:
+            reason = str(bad)
+        self._strangers.say(log.info, "not met", who=who, reason=reason)
+
+    async def _meet(self, pair: _Pair, sock: Any) -> None:
         if pair.until < trio.current_time():
             return
         if pair.other is None:
-            pair.other = stream
+            pair.other = sock
             with trio.move_on_at(pair.until):
                 await pair.met.wait()
             if pair.met.is_set():
                 await pair.over.wait()
             return
         pair.met.set()
-        assert pair.other is not None
         self.splices += 1
         self._spliced[pair.by] += 1
         try:
-            await self._splice(stream.socket, pair.other.socket)
+            await (self._introduce if pair.punched else self._splice)(sock, pair.other)
         finally:
             self.splices -= 1
             self._spliced[pair.by] -= 1
             self._spliced += Counter()  # those at nothing leave
             pair.over.set()
+
+    async def _introduce(self, one: Any, other: Any) -> None:
+        """Tell each end where the other one comes from, so that both hear it at once, and wait until they have met.
+
+        The connections here keep the holes in their NATs open until then.
+        """
+        ahead = (round_trip(other) - round_trip(one)) / 2  # by how much *one* would hear it earlier
+        with trio.move_on_after(self._limits.connect_timeout):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._tell, one, other, max(0.0, ahead))
+                nursery.start_soon(self._tell, other, one, max(0.0, -ahead))
+
+    async def _tell(self, sock: Any, other: Any, later: float) -> None:
+        await trio.sleep(later)
+        with contextlib.suppress(OSError):
+            host, port = other.getpeername()[:2]
+            await sock.send(encode(m.Met(join_address(host.removeprefix("::ffff:"), port))))
+            await sock.recv(1)  # its end
 
     async def _splice(self, one: Any, other: Any) -> None:
         """Carry bytes both ways until both have ended, or one is broken: then the other is reset, too."""

@@ -204,11 +204,10 @@ def _first_message(step: Step, event: Received) -> None:
 
 
 def _check_relay(step: Step, event: Received, hello: m.Hello) -> None:
-    """Raise ProtocolError where one is a relay that may not be one, or must be."""
-    role = event.identity.role if event.identity is not None else ""
-    if role != "admin" and hello.relays != (role == "relay"):
+    """Raise ProtocolError where one is too many, or has a relay's token and is none."""
+    if event.identity is not None and event.identity.role == "relay" and not hello.relays:
         raise ProtocolError(
-            "wants to be " + ("a relay" if hello.relays else "a daemon"), expected=f"what its token is for: a {role}",
+            "wants to be a daemon", expected="what its token is for: a relay",
             hint="`wancoll token create --role relay` is for `wancoll relay`, without --role for `wancoll peer`",
         )  # fmt: skip
     others = [one for one in step.state.relays if one.name != hello.daemon]

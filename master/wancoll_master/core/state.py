@@ -83,7 +83,7 @@ class Daemon:
 
 @dataclass(slots=True)
 class ProbePair:
-    """Whether a joiner or *member*'s daemon has dialled the other: one way is enough for a link, also by a relay.
+    """Whether a joiner or *member*'s daemon has reached the other one, which is enough for a link, this *way*.
 
     A pair that is not *asked* waits at *deadline* for a silent daemon to be heard again or to be given up.
     """
@@ -93,7 +93,8 @@ class ProbePair:
     deadline: float = inf
     ok: bool = False
     failed: dict[int, str] = field(default_factory=dict)  # by the prober's mid: why it reached nobody
-    direct: str = ""  # why neither can dial the other: they are asked to go through a relay
+    way: m.Way = m.Way.direct  # that is asked about
+    before: str = ""  # why no way before it is one
 
 
 @dataclass(frozen=True, slots=True)
@@ -457,7 +458,7 @@ class State:
     deaf_until: float = -inf  # until then nobody is evicted for silence: it is the master that hears nobody
     measures: Measures = field(default_factory=Measures)
     asked: Pairs[Asked] = field(default_factory=Pairs)  # who, about the path to whom
-    dials: Pairs[bool] = field(default_factory=Pairs)  # whether who can dial whom, as probes have found
+    reached: Pairs[m.Way] = field(default_factory=Pairs)  # how who reaches whom, as probes have found
     relays: dict[Daemon, None] = field(default_factory=dict)  # those of the daemons that are relays
     own_relay: bool = False  # this master is one, too
     # By group ("": a daemon) and name, oldest first: whether who was last asked to leave has left in order since.

@@ -190,8 +190,8 @@ def way(one: Way, *, instead: str = "") -> Finding:
     if one.problem:
         return Finding(
             WARN, "lanes", f"{one.daemon} at {one.address}: {one.problem}",
-            "nothing, if a relay is here, or `wancoll doctor` there reaches the daemon here; else open that port "
-            "(--listen), or let it announce another address (--advertise)",
+            "nothing, if its pairs are punched, a relay is here, or `wancoll doctor` there reaches the daemon here; "
+            "else open that port (--listen), or let it announce another address (--advertise)",
         )  # fmt: skip
     told = f"{one.daemon} at {one.address}: {1e3 * one.rtt:.1f} ms, MTU {one.mtu or '?'}, MSS {one.mss}"
     if one.swallowed:

@@ -29,7 +29,7 @@ from wancoll.cli.asking import Asking
 from wancoll.cli.looking import advice
 from wancoll.cli.looking.advice import Finding, Plans, Way
 from wancoll.cli.looking.status import fetch
-from wancoll.cli.looking.tables import relayed_line
+from wancoll.cli.looking.tables import pair_rate
 from wancoll.errors import ConfigError, WancollError
 from wancoll.limits import PROTOCOL_VERSION, counted, package_version
 from wancoll.local import split_address
@@ -175,8 +175,10 @@ def _of_master(address: str, asking: Asking, met: list[tuple[str, str]]) -> Iter
     for group in answer.groups:
         for broken in group.pairs:
             yield advice.pair(broken.source, broken.target, broken.kind, broken.why)
+        for pair in group.punched:
+            yield Finding(advice.OK, "members", f"{pair_rate(pair)}, punched: both dial at once, through their NATs")
         for pair in group.relayed:
-            yield advice.relayed(relayed_line(pair), answer.relays)
+            yield advice.relayed(pair_rate(pair), answer.relays)
     worst = sorted(answer.links, key=lambda link: (-link.loss, -link.rtt))
     for link in worst[:_MOST_PATHS]:
         yield advice.measured(link.source, link.target, link.rtt, link.loss)

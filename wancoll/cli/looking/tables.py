@@ -101,9 +101,12 @@ def _group(group: GroupStatus, relays: Sequence[str], *, brief: bool) -> Iterato
     if group.pairs:
         yield Text("links that failed between members")
         yield from map(Text, map(clean, map(pair_line, group.pairs)))
+    if group.punched:
+        yield Text("punched: both dial at once")
+        yield from (Text(clean(f"  {pair_rate(pair)}")) for pair in group.punched)
     if group.relayed:
         yield Text(clean(f"through a relay ({' or else '.join(relays) or 'none is here now'})"))
-        yield from (Text(clean(f"  {relayed_line(pair)}")) for pair in group.relayed)
+        yield from (Text(clean(f"  {pair_rate(pair)}")) for pair in group.relayed)
     if group.plan is not None:
         yield from map(Text, map(clean, plan_lines(group.plan)))
 
@@ -201,8 +204,8 @@ def _links(links: list[LinkStatus], console: Console) -> Table:
     return table
 
 
-def relayed_line(pair: tuple[str, str, float]) -> str:
-    """Two members that need a relay, and how fast that is."""
+def pair_rate(pair: tuple[str, str, float]) -> str:
+    """Two members that do not just dial each other, and how fast that is."""
     one, other, rate = pair
     return f"{one} - {other}" + (f": {format_rate(rate, 3)}" if rate else "")
 

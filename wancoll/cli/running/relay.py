@@ -9,12 +9,13 @@ from cyclopts import Parameter
 
 from wancoll.errors import ConfigError
 from wancoll.limits import DEFAULT
-from wancoll.local import MASTER_PORT, split_address
+from wancoll.local import MASTER_PORT, default_state, split_address
 from wancoll.options import DEFAULT_MASTER, LogFormat, LogLevel, Switch, addresses, join_text
 from wancoll.peer.config import PeerConfig
 from wancoll.resources import affordable
 from wancoll.trust.token import parse
-from wancoll.units import parse_rate
+
+_NO_LIMIT = "1000GB/s"  # more than a machine carries
 
 
 def relay(
@@ -50,7 +51,7 @@ def relay(
     """
     from wancoll.cli.running import logs, service
     from wancoll.cli.running.peer import hide_token
-    from wancoll.peer.relaying import serve
+    from wancoll.peer.daemon import serve
 
     hide_token(join)
     logs.configure(log_level, log_format)
@@ -65,13 +66,14 @@ def relay(
     master = master or (parse(join).address if join else DEFAULT_MASTER)
     config = PeerConfig(
         master=addresses(master, what="--master", default_port=MASTER_PORT), listen=listen, advertise=advertise,
-        name=name, join=join, insecure=insecure, state=state, limits=affordable(DEFAULT),
+        name=name, join=join, insecure=insecure, state=state or default_state(f"relay-{split_address(listen)[1]}"),
+        relay=rate or _NO_LIMIT, clients=False, measure=False, shared_memory=False, workers=1,
+        limits=affordable(DEFAULT),
     )  # fmt: skip
-    carries = parse_rate(rate, "--rate") if rate else 0.0
 
     service.run(
         "relay",
-        partial(serve, config, carries),
+        partial(serve, config),
         lambda started: f"data={','.join(started.data)} name={started.name}",
         lambda started: (f"its master at {started.master}", started.answered),
     )

@@ -23,7 +23,8 @@ log = structlog.get_logger("wancoll.service")
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-Serve = Callable[..., Awaitable[None]]  # says by its task_status what it bound, and returns some time after stop is set
+# A service says by its task_status what it bound, and returns some time after stop is set.
+Serve = Callable[..., Awaitable[object]]
 Waits = Callable[[Any], tuple[str, trio.Event | None]]  # for what a service waits before it is ready; None: it does not
 
 

@@ -73,7 +73,7 @@ class MemberLinks:
     neighbours: frozenset[int] = frozenset()
     spares: frozenset[int] = frozenset()
     needed: set[tuple[int, int]] = field(default_factory=set)  # further links that this epoch's ops need
-    ways: dict[int, tuple[bool, bool]] = field(default_factory=dict)  # see Plan.ways: is it ours to dial, by a relay
+    ways: dict[int, tuple[bool, m.Way]] = field(default_factory=dict)  # see Plan.ways: is it ours to dial, and how
     dialled: int = 0  # sets dialled so far, over all links: a link that is forgotten and made again goes on counting
     round: int = 0  # of the epoch (C12)
 
@@ -113,7 +113,7 @@ class Link:
     accepted: int = 0  # the newest set dialled from there, by its count
     dialled_at: float = 0.0  # when a set was last dialled from here
     generation: int = 0  # then: its number
-    by_relay: bool = False  # and whether it went through a relay
+    way: m.Way = m.Way.direct  # and how
     welcomed: set[int] = field(default_factory=set)  # lanes of their set that were let in
     attached: set[int] = field(default_factory=set)
     connections: dict[int, int] = field(default_factory=dict)  # by lane, of those that had more than one: the newest
@@ -122,15 +122,20 @@ class Link:
     restored_at: float = -inf  # when the last one that was lost came up again
     raised_at: float | None = None  # since when it is on its way up, or was last said to be out of reach
     pause: float = 0.0  # after the next dial that fails
-    failures: int = 0  # dials that have failed in a row: where nothing is known each other one goes through a relay
+    failures: int = 0  # dials that have failed in a row: each other one goes through a relay, unless one end can dial
     rests_until: float = -inf  # it broke as soon as it was up
     due: float = inf  # when its state is looked at again
     reason: str = ""  # why it is not up
 
     @property
+    def planned(self) -> m.Way | None:
+        """How the plan has it raised; None: it does not say."""
+        return self.owner.ways.get(self.other.mid, (False, None))[1]
+
+    @property
     def relayed(self) -> bool:
         """Whether the plan says that it goes through a relay."""
-        return self.owner.ways.get(self.other.mid, (False, False))[1]
+        return self.planned is m.Way.relayed
 
     @property
     def up(self) -> bool:
@@ -146,14 +151,13 @@ class Link:
     @property
     def leads(self) -> bool:
         """Whether this end dials where the link is agreed: the younger, unless only the elder can reach the other."""
-        dials, _ = self.owner.ways.get(self.other.mid, (self.owner.mid > self.other.mid, False))
+        dials, _ = self.owner.ways.get(self.other.mid, (self.owner.mid > self.other.mid, None))
         return dials
 
     @property
     def one_way(self) -> bool:
         """Whether only the end that leads can reach the other."""
-        _, relayed = self.owner.ways.get(self.other.mid, (False, True))
-        return not relayed
+        return self.planned is m.Way.direct
 
     @property
     def neighbour(self) -> bool:
@@ -324,7 +328,8 @@ class Dial(Struct, frozen=True):
     number: int
     other: m.MemberInfo
     hellos: tuple[m.LaneHello, ...]
-    relayed: bool = False  # through a relay, if one is known
+    way: m.Way = m.Way.direct
+    instead: m.Way = m.Way.direct  # of a relay, where none is known
 
 
 class Welcome(Struct, frozen=True):
@@ -401,13 +406,13 @@ def lanes_of(plan: m.Plan) -> int:
     return plan.lanes + 1
 
 
-def ways_of(epoch: m.Epoch) -> dict[int, tuple[bool, bool]]:
-    """The plan's ways of the epoch's member, by the other's mid: whether it is its turn to dial, and by a relay."""
+def ways_of(epoch: m.Epoch) -> dict[int, tuple[bool, m.Way]]:
+    """The plan's ways of the epoch's member, by the other's mid: whether it is its turn to dial, and how."""
     found = {}
-    for one, other, relayed in epoch.plan.ways:
+    for one, other, way in epoch.plan.ways:
         if epoch.to in (one, other):
             there = other if epoch.to == one else one
-            found[there] = (epoch.to > there if relayed else epoch.to == one), relayed
+            found[there] = (epoch.to == one if way is m.Way.direct else epoch.to > there), way
     return found
 
 
@@ -663,7 +668,7 @@ class Links:
                 link.connections[lane] = link.connections.get(lane, 1) + 1
             link.dialled_again |= link.lost.keys()
             self._plan_restore(link, now)
-            out.append(Dial(link.number, link.other, self._hellos(link, sorted(link.lost)), link.by_relay))
+            out.append(self._to_dial(link, sorted(link.lost)))
 
     def _lose(self, link: Link, reason: str, now: float, out: list[Command]) -> None:
         """The set is of no use any more: another one is made, if the link is wanted."""
@@ -726,9 +731,13 @@ class Links:
         epoch = self._begin(link, State.dialling, out)
         link.owner.dialled += 1
         link.generation, link.dialled_at = link.owner.dialled, now
-        _, link.by_relay = link.owner.ways.get(link.other.mid, (True, link.failures % 2 == 1))
-        lanes = range(lanes_of(epoch.plan))
-        out.append(Dial(link.number, link.other, self._hellos(link, lanes), link.by_relay))
+        by_relay = link.failures % 2 == 1 and not link.one_way
+        link.way = m.Way.relayed if by_relay else link.planned or m.Way.direct
+        out.append(self._to_dial(link, range(lanes_of(epoch.plan))))
+
+    def _to_dial(self, link: Link, lanes: Iterable[int]) -> Dial:
+        instead = m.Way.punched if link.planned is m.Way.punched else m.Way.direct
+        return Dial(link.number, link.other, self._hellos(link, lanes), link.way, instead)
 
     def _hellos(self, link: Link, lanes: Iterable[int]) -> tuple[m.LaneHello, ...]:
         epoch = link.owner.epoch

@@ -39,6 +39,7 @@ _WHY = {  # of the engine's and OpenSSL's words between daemons, what there is t
 }
 _HELLO_BYTES = 4096  # more than TLS begins with
 _NEARBY_SECONDS = 0.5  # for a daemon in the same local network, if it is in that one, to answer
+_QUEUED = 1024  # messages that wait for one daemon at this relay
 _FULL_PACKET = 64 * KIB  # bytes that are read of it, at most
 
 
@@ -193,8 +194,9 @@ class SealedConnection(Connection):
         signed = await read_frame(self, m.Signed, who=who)
         first: m.LaneFirst = check_first(signed, wallet.key.public, nonce, m.LaneFirst, who=who)
         found = read_receipt(signed.receipt, signed.key, wallet.masters)
-        if found is None or found.role != "peer":
-            await self.say(m.LaneRefused(_NO_PEER))
+        says = first.daemon if isinstance(first, m.AtRelay) else ""
+        if found is None or found.role != "peer" or says not in ("", found.name):
+            await self.say(m.Bye(_NO_PEER) if says else m.LaneRefused(_NO_PEER))
             raise DialFailed(f"{who} has shown no peer's receipt by a master of this daemon")
         self.key = signed.key
         return first
@@ -238,6 +240,38 @@ class SealedConnection(Connection):
         super().close()
 
 
+class Queued:
+    """A connection of a daemon at this relay, whose sends do not wait: see relay.switch.Talk. *end* reads no more."""
+
+    def __init__(self, connection: Connection, who: str, end: Callable[[], None]) -> None:
+        self._connection, self.who, self.ended, self.end = connection, who, "", end
+        self._put, self._get = trio.open_memory_channel[bytes](_QUEUED)
+
+    def send(self, frame: bytes) -> None:
+        """See Talk."""
+        try:
+            self._put.send_nowait(frame)
+        except trio.WouldBlock:
+            self.ended = "it does not read what it is sent"
+            self.end()
+
+    async def write(self) -> None:
+        """Task: send what is queued, until cancelled."""
+        async for frame in self._get:
+            try:
+                await self._connection.send_all(frame)
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                self.end()
+
+    async def receive(self) -> bytes:
+        """See Talk."""
+        try:
+            return await self._connection.recv(_FULL_PACKET)
+        except (OSError, trio.BrokenResourceError, trio.ClosedResourceError) as bad:
+            self.ended = self.ended or str(bad)
+            return b""
+
+
 class Connector:
     """Makes connections, all in clear (*wallet* None) or all sealed.
 
@@ -264,11 +298,11 @@ class Connector:
         *,
         daemon: str = "",
         near: bool = False,
-        relayed: bool = False,
+        way: m.Way = m.Way.direct,
     ) -> Connection:
         """Connect to *daemon*, which proves its public *key* where connections are sealed.
 
-        *near*: beside its port, on this machine, and nowhere else. *relayed*: through a relay, if one is known.
+        *near*: beside its port, on this machine, and nowhere else.
 
         Raises:
             DialFailed: it did not come through.
@@ -278,8 +312,8 @@ class Connector:
             if stream is None:
                 raise DialFailed(f"{daemon} does not listen on this machine")
             return await self._shake_hands(stream, addresses, key)
-        if relayed and self.relays:
-            return await self._shake_hands(await self.relays.dial(daemon, within), addresses, key)
+        if way and self.relays is not None:
+            return await self._shake_hands(await self.relays.dial(daemon, within, way), addresses, key)
         if local := self.nearby.get(daemon):
             with contextlib.suppress(DialFailed, trio.TooSlowError), trio.fail_after(_NEARBY_SECONDS):
                 return await self._shake_hands(await self.open(local, within), local, key)

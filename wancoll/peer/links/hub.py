@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -29,10 +29,11 @@ from wancoll.peer.core.links import Link, Links, MemberLinks
 from wancoll.peer.core.liveness.stalls import LaneLook, look_again
 from wancoll.peer.core.paths.tcpinfo import TcpInfo
 from wancoll.peer.links.beside import Memory, half_of
-from wancoll.peer.links.connections import Connection, Connector, Watched
+from wancoll.peer.links.connections import Connection, Connector, Queued, Watched
 from wancoll.peer.links.lanes import greet, tune
 from wancoll.peer.links.probes import answer_probe
 from wancoll.peer.links.traffic import Now, Traffic
+from wancoll.relay.switch import Switch
 from wancoll.wire import messages as m
 
 log = structlog.get_logger("wancoll.links")
@@ -87,6 +88,7 @@ class LinkHub:
         self._answers: dict[int, _Answer] = {}  # by knock
         self._knocks = count(1)
         self._due, self._earlier = inf, trio.Event()
+        self.switch = Switch(limits, config.carries) if config.relay else None
         self.traffic: Traffic | None = None  # for metrics, where they are told
         self._leads_to: dict[int, str] = {}  # by number: the daemon at the other end
 
@@ -355,13 +357,9 @@ class LinkHub:
 
     async def _greet(self, what: core.Dial, hello: m.LaneHello, *, near: bool) -> tuple[Connection, m.LaneWelcome]:
         other, who = what.other, f"{what.other.name} at {what.other.addresses[0]}"
+        way = what.way if what.way is not m.Way.relayed or self.connector.relays else what.instead
         connection = await self.connector.dial(
-            other.addresses,
-            other.key,
-            self._limits.connect_timeout,
-            daemon=other.daemon,
-            near=near,
-            relayed=what.relayed,
+            other.addresses, other.key, self._limits.connect_timeout, daemon=other.daemon, near=near, way=way
         )
         try:
             hello = replace(hello, checksums=self._config.checksum and not connection.checks)
@@ -387,24 +385,49 @@ class LinkHub:
         """Handler of the data port: whatever arrives, the daemon stays up."""
         who = whose(stream.socket)
         known = DialFailed, ConfigError, ProtocolError, OSError, trio.BrokenResourceError, trio.ClosedResourceError
+        goes_on: Callable[[], Awaitable[None]] | None = None  # for a daemon at this relay
         try:
-            with self._handshakes.one(who) as scope, contained("the data port", lambda: who, expected=known):
-                admit = partial(self._handshakes.leave, scope)
-                connection, first = await self.connector.accept(stream, who)
-                if connection.sealed:
-                    self._handshakes.know(who)
-                await self._handshake(connection, first, who, admit)
-            if scope.cancelled_caught:
-                self._strangers.say(log.info, "lane handshake failed", who=who, reason=why_ended(scope))
+            with contained("the data port", lambda: who, expected=known):
+                with self._handshakes.one(who) as scope:
+                    admit = partial(self._handshakes.leave, scope)
+                    if self.switch is not None and (ticket := await self.switch.shown(stream.socket)) is not None:
+                        goes_on = partial(self.switch.carry, ticket, stream.socket, who)
+                    else:
+                        connection, first = await self.connector.accept(stream, who)
+                        if connection.sealed:
+                            self._handshakes.know(who)
+                        if self.switch is not None and isinstance(first, m.AtRelay):
+                            m.check_protocol(first, who)
+                            goes_on = partial(self._at_relay, self.switch, connection, first.daemon, who)
+                        else:
+                            await self._handshake(connection, first, who, admit)
+                if scope.cancelled_caught:
+                    self._strangers.say(log.info, "lane handshake failed", who=who, reason=why_ended(scope))
+                elif goes_on is not None:
+                    await goes_on()
         except known as bad:
             self._strangers.say(log.info, "lane handshake failed", who=who, reason=str(bad))
         finally:
             stream.socket.close()  # a no-op where the engine took it
 
+    async def _at_relay(self, switch: Switch, connection: Connection, daemon: str, who: str) -> None:
+        """Serve a daemon that is to be reached through this one."""
+        with contextlib.closing(connection):
+            async with trio.open_nursery() as nursery:
+                queued = Queued(connection, who, nursery.cancel_scope.cancel)
+                nursery.start_soon(queued.write)
+                try:
+                    await switch.serve(daemon, queued)
+                except ProtocolError as bad:
+                    self._strangers.say(log.info, "connection ended", who=who, reason=str(bad))
+                nursery.cancel_scope.cancel()
+
     async def _handshake(self, connection: Connection, first: m.LaneFirst, who: str, admit: Callable[[], None]) -> None:
         if first.protocol != PROTOCOL_VERSION:
             reason = f"protocol {first.protocol} here is {PROTOCOL_VERSION}: run the same wancoll version everywhere"
             await connection.say(m.LaneRefused(reason))
+        elif isinstance(first, m.AtRelay):
+            await connection.say(m.Bye("this daemon is no relay"))
         elif isinstance(first, m.ProbeHello):
             await answer_probe(connection, first, self._daemon, who)
         else:

@@ -38,19 +38,20 @@ _SO_MAX_PACING_RATE = 47  # Linux
 
 
 async def probe(
-    connector: Connector, addresses: Sequence[str], daemon: str, key: bytes, limits: Limits, *, relayed: bool = False
+    connector: Connector, addresses: Sequence[str], daemon: str, key: bytes, limits: Limits, way: m.Way = m.Way.direct
 ) -> DialFailed | None:
-    """Why *daemon*, of this public *key*, does not answer at *addresses*, or through a relay; None: it does."""
-    if relayed and not connector.relays:
+    """Why *daemon*, of this public *key*, does not answer at *addresses*, or this *way*; None: it does."""
+    if way is m.Way.relayed and not connector.relays:
         return DialFailed("no relay is known here")
+    within = limits.punch_timeout if way is m.Way.punched else limits.probe_timeout
     try:
-        with trio.fail_after(limits.probe_timeout):
-            connection = await connector.dial(addresses, key, limits.probe_timeout, daemon=daemon, relayed=relayed)
+        with trio.fail_after(within):
+            connection = await connector.dial(addresses, key, within, daemon=daemon, way=way)
             with closing(connection):
                 try:
                     await _expect(connection, addresses, daemon)
                 except DialFailed:
-                    if relayed:
+                    if way:
                         raise
                     await trio.sleep(_ENDING_SECONDS)
                     async with await connector.open(addresses, limits.probe_timeout):  # does somebody still listen?
@@ -58,7 +59,7 @@ async def probe(
     except DialFailed as bad:
         return bad
     except trio.TooSlowError:
-        return DialFailed(f"{', '.join(addresses)}: no answer within {limits.probe_timeout:.1f} s")
+        return DialFailed(f"{', '.join(addresses)}: no answer within {within:.1f} s")
     return None
 
 
@@ -68,14 +69,14 @@ async def round_trip(connector: Connector, ask: m.MeasureLink, within: float) ->
     Raises:
         DialFailed: *ask.daemon* does not answer there.
     """
-    connection = await connector.dial(ask.addresses, ask.key, within, daemon=ask.daemon, relayed=ask.relayed)
+    connection = await connector.dial(ask.addresses, ask.key, within, daemon=ask.daemon, way=ask.way)
     with closing(connection):
         took = []
         for _ in range(_ROUNDS):
             began = trio.current_time()
             await _expect(connection, ask.addresses, ask.daemon)
             took.append(trio.current_time() - began)
-        if ask.relayed:  # the kernel knows the way to the relay alone
+        if ask.way is m.Way.relayed:  # the kernel knows the way to the relay alone
             return max(min(took), 1e-6)
         info = kernel_view(connection.socket)
     return max(info.min_rtt, 1e-6) if info is not None else 0.0
@@ -125,7 +126,7 @@ async def _send_burst(
     most: float,
 ) -> None:
     """One flow's share. The connection is added to *flows*, whose owner closes it, its start to *samples*."""
-    stream = await connector.dial(ask.addresses, ask.key, within, daemon=ask.daemon, relayed=ask.relayed)
+    stream = await connector.dial(ask.addresses, ask.key, within, daemon=ask.daemon, way=ask.way)
     flows.append(stream)
     samples.append((trio.current_time(), samples[-1][1] if samples else 0))
     sock, nbytes, zeros = stream.socket, ask.nbytes // _FLOWS, bytes(_CHUNK)

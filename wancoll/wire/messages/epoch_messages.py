@@ -7,6 +7,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from wancoll.wire.messages.fields import Addresses, Calls, Goodbyes, Message, Name, Number, Rank, Site, Text, World
+from wancoll.wire.messages.relay_messages import Way
 from wancoll.wire.messages.trust_messages import KeyInEpoch
 
 
@@ -38,9 +39,9 @@ class Plan(Message, frozen=True):
     collectors: Name = "master"  # of votes that prove that all took part: the master, or the "members", each of all
     # How much of a tensor each rank owns in a direct all_reduce, as whole numbers to compare; []: all alike.
     shares: Annotated[list[Annotated[int, Meta(ge=0, le=1 << 16)]], Meta(max_length=1024)] = []
-    # Pairs of mids that do not dial each other as others do, and whether they need a relay: there the younger dials,
-    # and in the other pairs the one that is named first.
-    ways: Annotated[list[tuple[Number, Number, bool]], Meta(max_length=4096)] = []
+    # Pairs of mids that do not dial each other as others do. Of a pair whose way is direct the one that is named first
+    # dials, else the younger.
+    ways: Annotated[list[tuple[Number, Number, Way]], Meta(max_length=4096)] = []
 
 
 class Void(Message, frozen=True):

@@ -7,6 +7,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from wancoll.wire.messages.fields import Bits, First, Message, Name, Number, Text
+from wancoll.wire.messages.relay_messages import AtRelay
 
 
 class LaneHello(First, frozen=True):
@@ -51,5 +52,5 @@ class LaneRefused(Message, frozen=True):
     filler: bytes = b""
 
 
-LaneFirst = LaneHello | ProbeHello
+LaneFirst = LaneHello | ProbeHello | AtRelay
 LaneAnswer = LaneWelcome | LaneRefused

@@ -11,7 +11,7 @@ from wancoll.wire.messages.client_messages import AskToLeave, Ok
 from wancoll.wire.messages.epoch_messages import Epoch, EpochChange
 from wancoll.wire.messages.fields import Addresses, Bits, Calls, First, Message, Name, Number, Real, Text
 from wancoll.wire.messages.peer_messages import UpdateOutcome
-from wancoll.wire.messages.relay_messages import Nearby, Relays
+from wancoll.wire.messages.relay_messages import Nearby, Relays, Way
 from wancoll.wire.messages.status_messages import EvictAnswer, Status
 from wancoll.wire.messages.trust_messages import Admitted, Challenge, KeyInEpoch, KeysAre, Tokens
 
@@ -173,7 +173,7 @@ class Probe(Message, frozen=True):
     daemon: Name  # who should answer there
     addresses: Addresses
     key: KeyInEpoch = b""  # its public key
-    relayed: bool = False  # through a relay, and not directly
+    way: Way = Way.direct
 
 
 class MeasureLink(Message, frozen=True):
@@ -183,7 +183,7 @@ class MeasureLink(Message, frozen=True):
     addresses: Addresses
     nbytes: Number
     key: KeyInEpoch = b""  # its public key
-    relayed: bool = False  # as in Probe
+    way: Way = Way.direct
 
 
 class StandsBy(Message, frozen=True):

@@ -23,7 +23,7 @@ from wancoll.wire.messages.fields import (
     Text,
     World,
 )
-from wancoll.wire.messages.relay_messages import AtRelay
+from wancoll.wire.messages.relay_messages import AtRelay, Way
 from wancoll.wire.messages.status_messages import Evict, StatusRequest
 from wancoll.wire.messages.trust_messages import AboutTrust, Signed
 
@@ -329,7 +329,7 @@ class ProbeResult(Message, frozen=True):
     ok: bool
     reason: Text
     refused: bool = False  # nobody listens there: its process has ended
-    relayed: bool = False  # as in Probe
+    way: Way = Way.direct  # as in Probe
 
 
 class LinkMeasure(Message, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import Annotated
 
 from msgspec import Meta
@@ -13,12 +14,23 @@ MOST_RELAYS = 8  # of a master
 Ticket = Annotated[bytes, Meta(min_length=32, max_length=32)]  # random: whoever shows it is one end of a splice
 
 
+class Way(IntEnum):
+    """How one daemon reaches another one; a later way costs more."""
+
+    direct = 0  # it dials
+    punched = 1  # both dial each other at the same time, as the master's switch tells them: holes in their NATs
+    relayed = 2
+
+
 class RelayInfo(Message, frozen=True):
     """A relay that is here. No *addresses*: it is the master's own, at the master's address, with its keys."""
 
     name: Name
     addresses: Annotated[tuple[Address, ...], Meta(max_length=8)] = ()
     key: KeyInEpoch = b""  # its public key
+
+
+AT_MASTER = RelayInfo("the master")
 
 
 class Relays(Message, frozen=True):
@@ -45,10 +57,14 @@ class RelayBeat(Message, frozen=True):
 
 
 class RelayDial(Message, frozen=True):
-    """The daemon wants to reach daemon *to*; *number* is its own, for the answer."""
+    """The daemon wants to reach daemon *to*; *number* is its own, for the answer.
+
+    *punched*: not to be spliced: each end of the pair is told with Met where the other one is. At masters alone.
+    """
 
     number: Number
     to: Name
+    punched: bool = False
 
 
 class RelayDialled(Message, frozen=True):
@@ -63,6 +79,13 @@ class RelayCalled(Message, frozen=True):
     """Another daemon wants to reach this one: open a connection with this *ticket*, and take it for one that came."""
 
     ticket: Ticket
+    punched: bool = False  # as in RelayDial
+
+
+class Met(Message, frozen=True):
+    """To both connections of a punched pair, once they are here: the other one comes from *address*. Dial it now."""
+
+    address: Address
 
 
 ToRelay = RelayBeat | RelayDial

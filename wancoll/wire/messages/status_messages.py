@@ -89,7 +89,10 @@ class GroupStatus(Message, frozen=True):
     plan: PlanStatus | None = None  # None: forming
     waits: list[WaitStatus] = []  # oldest first
     pairs: list[PairStatus] = []  # newest first
-    relayed: list[tuple[str, str, float]] = []  # members that need a relay; bytes per second, 0: not known; the first
+    punched: list[
+        tuple[str, str, float]
+    ] = []  # members that both dial at once; bytes per second, 0: not known; the first
+    relayed: list[tuple[str, str, float]] = []  # the same, of those that need a relay
 
 
 class LinkStatus(Message, frozen=True):

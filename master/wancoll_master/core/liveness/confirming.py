@@ -52,7 +52,8 @@ def answered(step: Step, witness: Daemon, message: m.ProbeResult) -> None:
     daemon = member.daemon
     daemon.witnesses.discard(witness)
     # What a NAT refuses says nothing of who is behind it.
-    if message.refused and step.state.dials.get((witness.name, daemon.name), not daemon.hints):
+    known = step.state.reached.get((witness.name, daemon.name), m.Way.relayed if daemon.hints else m.Way.direct)
+    if message.refused and known is m.Way.direct:
         daemon.ended_at = min(daemon.ended_at, step.now)
     if message.ok and daemon.name not in step.state.twins:  # else it may be the second of the name that answers
         daemon.answers, daemon.ended_at = True, inf

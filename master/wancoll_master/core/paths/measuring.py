@@ -39,8 +39,8 @@ def ask_round_trips(step: Step, group: Group, newcomer: Daemon) -> None:
         if asked.until <= step.now:
             asked.until = step.now + WAIT
             step.alarm(asked.until)
-            relayed = bool(ways.way(step, source, target))
-            step.send(source.conn, m.MeasureLink(target.name, target.addresses, 0, target.key, relayed))
+            way = ways.way(step, source, target) or m.Way.direct
+            step.send(source.conn, m.MeasureLink(target.name, target.addresses, 0, target.key, way))
         group.awaited[ends] = asked.until, False
 
 

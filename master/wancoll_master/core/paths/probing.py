@@ -16,9 +16,11 @@ from wancoll_master.core.state import Daemon, Group, Member, ProbePair, Step, cl
 from wancoll_master.plan.planning import near
 
 HINT = (
-    "let one go between (`wancoll master --relay RATE`, or `wancoll relay`), forward a port to one of the daemons and "
-    "start it with --advertise HOST:PORT, where the other can dial it (or connect(peer_options=[...])), or use a VPN"
+    "let one go between that both can dial (`wancoll master --relay RATE`, `wancoll peer --relay RATE` of a third, or "
+    "`wancoll relay`), forward a port to one of the daemons and start it with --advertise HOST:PORT, where the other "
+    "can dial it (or connect(peer_options=[...])), or use a VPN"
 )
+_NOR = {m.Way.direct: "", m.Way.punched: "; nor both at once: ", m.Way.relayed: "; nor by a relay: "}
 FEW = 8  # joiners of a group that forms, up to which all pairs are asked about
 
 
@@ -53,8 +55,8 @@ def result(step: Step, daemon: Daemon, message: m.ProbeResult) -> Group | None:
     """Take in a probe's result. Returns the joiner's group where its admission has to be looked at again."""
     members = step.state.members
     one, other, joiner = (members.get(mid) for mid in (message.prober, message.target, message.joiner))
-    if one is not None and other is not None and one.daemon is daemon and not message.relayed:
-        ways.found(step, daemon, other.daemon, ok=message.ok)  # also where the joiner has come in meanwhile
+    if one is not None and other is not None and one.daemon is daemon and message.way is not m.Way.relayed:
+        ways.found(step, daemon, other.daemon, message.way, ok=message.ok)  # also where the joiner has come in since
     if joiner is None or joiner.in_epoch or joiner.group.name != message.group:
         return None
     group, outward = joiner.group, message.prober == joiner.mid
@@ -64,11 +66,11 @@ def result(step: Step, daemon: Daemon, message: m.ProbeResult) -> Group | None:
     prober, target = (joiner, pair.member) if outward else (pair.member, joiner)
     if prober.daemon is not daemon:
         raise ProtocolError("answered a probe of another daemon", expected=f"daemon {prober.daemon.name}")
-    if not message.ok and message.relayed == bool(pair.direct):
+    if not message.ok and message.way is pair.way:
         _failed(step, joiner, pair, {prober.mid: f"{_cannot_reach(prober, target)}: {message.reason}"})
     elif message.ok and not pair.ok:
         pair.ok = True
-        if pair.failed or pair.direct:  # what was measured first went the wrong way
+        if pair.failed or pair.way:  # what was measured first went the wrong way
             measuring.ask_round_trips(step, group, joiner.daemon)
     return group
 
@@ -86,7 +88,7 @@ def overdue(step: Step, group: Group) -> None:
                 _ask(step, joiner, pair)
                 continue
             ends = (pair.member, joiner), (joiner, pair.member)
-            waited = f"gave no answer within {step.limits.probe_timeout:g} s"
+            waited = f"gave no answer within {_within(step, pair):g} s"
             late = {a.mid: f"{_cannot_reach(a, b)}: daemon {a.daemon.name} {waited}" for a, b in ends}
             if _failed(step, joiner, pair, late):
                 break
@@ -114,15 +116,20 @@ def refuse(step: Step, joiner: Member, reason: str, *, evicted: bool = False) ->
     step.record(group, "refused", f"{joiner.name} of daemon {joiner.daemon.name}: {reason}")
 
 
+def _within(step: Step, pair: ProbePair) -> float:
+    """Seconds after which the daemons themselves give up."""
+    return step.limits.punch_timeout if pair.way is m.Way.punched else step.limits.probe_timeout
+
+
 def _ask(step: Step, joiner: Member, pair: ProbePair) -> None:
     pair.asked, pair.ok, pair.failed = True, False, {}
-    # The daemons themselves give up after probe_timeout; their word says more than their silence.
-    pair.deadline = step.now + step.limits.probe_timeout + step.limits.heartbeat_interval
+    # Later than the daemons themselves give up: their word says more than their silence.
+    pair.deadline = step.now + _within(step, pair) + step.limits.heartbeat_interval
     step.alarm(pair.deadline)
     for prober, target in ((pair.member, joiner), (joiner, pair.member)):
         ask = m.Probe(
             joiner.group.name, joiner.mid, prober.mid, target.mid, target.daemon.name, target.daemon.addresses,
-            target.daemon.key, bool(pair.direct),
+            target.daemon.key, pair.way,
         )  # fmt: skip
         step.send(prober.daemon.conn, ask)
 
@@ -143,14 +150,21 @@ def _failed(step: Step, joiner: Member, pair: ProbePair, why: dict[int, str]) ->
         pair.failed.setdefault(prober, text)
     if len(pair.failed) < 2:
         return False
-    text = "; ".join(pair.failed.values())
-    if not pair.direct and ways.relays(step.state):
-        pair.direct = text
-        _ask(step, joiner, pair)
-        return False
-    text = f"{pair.direct or text}{'; nor by a relay: ' + text if pair.direct else ''}; {HINT}"
-    refuse(step, joiner, text)
-    return True
+    pair.before += _NOR[pair.way] + "; ".join(pair.failed.values())
+    if pair.way is m.Way.direct and _may_punch(joiner.daemon, pair.member.daemon):
+        pair.way = m.Way.punched
+    elif pair.way is not m.Way.relayed and ways.relays(step.state):
+        pair.way = m.Way.relayed
+    else:
+        refuse(step, joiner, f"{pair.before}; {HINT}")
+        return True
+    _ask(step, joiner, pair)
+    return False
+
+
+def _may_punch(one: Daemon, other: Daemon) -> bool:
+    """Whether there may be a hole for the two: not in a NAT that both are behind, nor on one machine."""
+    return one.source != other.source if one.source else not near(one, other)
 
 
 def _cannot_reach(prober: Member, target: Member) -> str:

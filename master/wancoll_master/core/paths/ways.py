@@ -1,7 +1,7 @@
-"""Ways between members that are not as others: which end dials, which pairs need a relay; the relays. Pure.
+"""Ways between members that are not as others: which end dials, which pairs punch or need a relay; the relays. Pure.
 
-Probes find out who can dial whom (probing.py). A pair whose younger end can dial needs no word. Else the plan has it:
-the elder dials, or both go through a relay.
+Probes find out who reaches whom, and how (probing.py). A pair whose younger end can dial needs no word. Else the plan
+has it: the elder dials, or both dial at the same time (punched), or both go through a relay.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from wancoll_master.core.state import Daemon, Group, Member, State, Step
 from wancoll_master.plan.measures import MAX_PATHS
 
 MOST = 4096  # that a Plan can carry
-_OWN = m.RelayInfo("the master")
 
 # ---- relays -------------------------------------------------------------------------------------------
 
@@ -22,16 +21,16 @@ _OWN = m.RelayInfo("the master")
 def relays(state: State) -> list[m.RelayInfo]:
     """Those that are here; the master's own, which costs its operator most, as the last."""
     found = [m.RelayInfo(one.name, tuple(one.addresses), one.key) for one in state.relays]
-    return found + ([_OWN] if state.own_relay else [])
+    return found + ([m.AT_MASTER] if state.own_relay else [])
 
 
 def comes(step: Step, daemon: Daemon, *, is_relay: bool) -> None:
-    """A daemon is new here, or a relay."""
-    if is_relay:
+    """A daemon is new here, and *is_relay*: it is one, too, unless it is behind a NAT."""
+    if is_relay and not daemon.hints:
         step.state.relays[daemon] = None
         _tell(step)
-    elif found := relays(step.state):
-        step.send(daemon.conn, m.Relays(found))
+    elif relays(step.state):
+        _tell_one(step, daemon)
 
 
 def forget(step: Step, gone: Collection[Daemon]) -> None:
@@ -39,16 +38,18 @@ def forget(step: Step, gone: Collection[Daemon]) -> None:
     here = len(step.state.relays)
     for daemon in gone:
         step.state.relays.pop(daemon, None)
-    step.state.dials.forget(daemon.name for daemon in gone)
+    step.state.reached.forget(daemon.name for daemon in gone)
     if len(step.state.relays) < here:
         _tell(step)
 
 
 def _tell(step: Step) -> None:
-    found = relays(step.state)
     for daemon in step.state.daemons.values():
-        if daemon not in step.state.relays:
-            step.send(daemon.conn, m.Relays(found))
+        _tell_one(step, daemon)
+
+
+def _tell_one(step: Step, daemon: Daemon) -> None:
+    step.send(daemon.conn, m.Relays([one for one in relays(step.state) if one.name != daemon.name]))
 
 
 # ---- behind one NAT -----------------------------------------------------------------------------------
@@ -67,43 +68,46 @@ def tell_nearby(step: Step, group: Group, newcomer: Daemon) -> None:
 # ---- pairs --------------------------------------------------------------------------------------------
 
 
-def found(step: Step, prober: Daemon, target: Daemon, *, ok: bool) -> None:
-    """A probe has shown whether *prober* can dial *target*."""
-    dials = step.state.dials
+def found(step: Step, prober: Daemon, target: Daemon, way: m.Way, *, ok: bool) -> None:
+    """A probe has shown whether *prober* reaches *target* that *way*; none but a relay is left where it does not."""
+    reached = step.state.reached
     ends = prober.name, target.name
-    if ends in dials:
-        dials[ends] = ok
-    elif prober is not target and len(dials) < MAX_PATHS:
-        dials.add(ends, ok)
+    shown = way if ok else m.Way.relayed
+    if ends not in reached:
+        if prober is not target and len(reached) < MAX_PATHS:
+            reached.add(ends, shown)
+    elif ok or reached[ends] == way:
+        reached[ends] = shown
 
 
-def way(step: Step, source: Daemon, target: Daemon) -> bool | None:
-    """How *source* reaches *target*: False: it dials; True: through a relay; None: the other one dials."""
-    dials = step.state.dials
-    if dials.get((source.name, target.name), True):
-        return False
-    return None if dials.get((target.name, source.name)) else bool(relays(step.state))
+def way(step: Step, source: Daemon, target: Daemon) -> m.Way | None:
+    """How *source* reaches *target*; None: the other one dials."""
+    reached = step.state.reached
+    there = reached.get((source.name, target.name), m.Way.direct)
+    back = reached.get((target.name, source.name), m.Way.relayed)
+    if m.Way.direct in (there, back):
+        return there if there is m.Way.direct else None
+    return min(there, back) if m.Way.punched in (there, back) or relays(step.state) else m.Way.direct
 
 
-def of(step: Step, members: Sequence[Member], before: m.Plan | None) -> list[tuple[int, int, bool]]:
+def of(step: Step, members: Sequence[Member], before: m.Plan | None) -> list[tuple[int, int, m.Way]]:
     """The pairs that the plan has to name, as Plan.ways: by probes, or else as the plan *before* had it."""
-    dials, here = step.state.dials, bool(relays(step.state))
+    reached, here = step.state.reached, bool(relays(step.state))
     at: dict[str, list[int]] = {}
     for member in members:
         at.setdefault(member.daemon.name, []).append(member.mid)
     daemons = {mid: name for name, mids in at.items() for mid in mids}
-    probed = {(min(ends), max(ends)) for ends, _ in dials.among(at)}
+    probed = {(min(ends), max(ends)) for ends, _ in reached.among(at)}
     ways = []
     for mids in (sorted(pair) for one, other in probed for pair in product(at[one], at[other])):
         elder, younger = mids
-        if not dials.get((daemons[younger], daemons[elder])):
-            if dials.get((daemons[elder], daemons[younger])):
-                ways.append((elder, younger, False))
-            elif here:
-                ways.append((elder, younger, True))
-    for one, other, relayed in before.ways if before is not None else ():  # by an earlier master's probes
+        ends = daemons[younger], daemons[elder]
+        best = reached.get(ends, m.Way.relayed), reached.get(ends[::-1], m.Way.relayed)
+        if best[0] is not m.Way.direct and (here or min(best) < m.Way.relayed):
+            ways.append((elder, younger, min(best)))
+    for one, other, way in before.ways if before is not None else ():  # by an earlier master's probes
         if one in daemons and other in daemons:
             ends = daemons[one], daemons[other]
             if (min(ends), max(ends)) not in probed:
-                ways.append((one, other, relayed))
+                ways.append((one, other, way))
     return sorted(ways)[:MOST]

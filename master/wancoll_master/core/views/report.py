@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from itertools import islice
 from math import inf
 
 from msgspec.structs import replace
@@ -18,7 +19,7 @@ from wancoll_master.plan.planning import ring_of
 
 MOST_LINKS = 1024  # in one status, which has to fit into a message
 _MOST_GONE = 64  # groups, likewise
-_MOST_RELAYED = 64  # pairs of a group
+_MOST_NOT_DIRECT = 64  # pairs of a group
 
 
 def groups(state: State, now: float, only: Collection[str] = ()) -> list[m.GroupStatus]:
@@ -84,14 +85,16 @@ def _group(state: State, group: Group, now: float) -> m.GroupStatus:
         plan=_plan(state.measures, group),
         waits=slow,
         pairs=pairs(group, now),
-        relayed=_relayed(state.measures, group),
+        punched=_not_direct(state.measures, group, m.Way.punched),
+        relayed=_not_direct(state.measures, group, m.Way.relayed),
     )
 
 
-def _relayed(measures: Measures, group: Group) -> list[tuple[str, str, float]]:
-    """Pairs of members that need a relay, and how fast that is, the first of many."""
+def _not_direct(measures: Measures, group: Group, way: m.Way) -> list[tuple[str, str, float]]:
+    """Pairs of members that reach each other this *way*, and how fast that is, the first of many."""
     here, ways = {member.mid: member for member in group.members}, group.planned.plan.ways if group.planned else []
-    ends = [(here[one], here[other]) for one, other, by in ways if by and one in here and other in here][:_MOST_RELAYED]
+    found = ((here[one], here[other]) for one, other, by in ways if by is way and one in here and other in here)
+    ends = list(islice(found, _MOST_NOT_DIRECT))
     names = [((a.name, b.name), (a.daemon.name, b.daemon.name)) for a, b in ends]
     return [(*who, max(measures.bandwidth(*at), measures.bandwidth(*at[::-1]))) for who, at in names]
 
