@@ -248,6 +248,8 @@ class Daemon(Process):
         if isinstance(message, m.Probe):
             self._probe(message)
             return
+        if isinstance(message, m.Relays):
+            return  # where daemons meet the network knows
         if isinstance(message, m.MeasureLink):
             rtt, bandwidth = self.world.measured(self.name, message.daemon, message.nbytes)
             report = m.LinkReport([m.LinkMeasure(message.daemon, rtt, bandwidth, 0, 0.0)])
@@ -275,7 +277,7 @@ class Daemon(Process):
 
     def _probe(self, ask: m.Probe) -> None:
         """Mirrors lanes.probe."""
-        timeout = self.limits.probe_timeout
+        timeout = self.limits.punch_timeout if ask.way is m.Way.punched else self.limits.probe_timeout
 
         def answer(ok: bool, reason: str, refused: bool = False) -> None:
             if expired.call is not None:
@@ -287,8 +289,6 @@ class Daemon(Process):
         expired.call = lambda: self.send(
             m.ProbeResult(ask.group, ask.joiner, ask.prober, ask.target, False, late, way=ask.way)
         )
-        if ask.way:  # there are no NATs that two could punch
-            return
 
         def connected(end: End | None) -> None:
             if end is None:
@@ -301,7 +301,7 @@ class Daemon(Process):
             end.on_close = lambda reason: answer(False, reason)
             end.send(m.ProbeHello(PROTOCOL_VERSION, self.name))
 
-        self.world.network.connect(self, ask.addresses[0], "probe", self.limits.lane_timeout, connected)
+        self.world.network.connect(self, ask.addresses[0], "probe", self.limits.lane_timeout, connected, ask.way)
 
     def _accept(self, end: End) -> None:
         """The data port: a lane or a probe."""

@@ -96,8 +96,8 @@ class LinkHub:
                 for timer in self._dials.pop(number, []):
                     timer.fire()
                 self._engine.close_link(number)
-            case core.Dial(number, other, hellos):
-                self._dials[number] = [self._dial(number, other, hello) for hello in hellos]
+            case core.Dial(number, other, hellos, way):
+                self._dials[number] = [self._dial(number, other, hello, way) for hello in hellos]
             case core.Welcome(knock, number):
                 end, hello = self._knocking.pop(knock)
                 owner = next(one for one in self.core.members if one.mid == hello.receiver)
@@ -133,7 +133,7 @@ class LinkHub:
             for message in came:
                 end.on_message(message)
 
-    def _dial(self, number: int, other: m.MemberInfo, hello: m.LaneHello) -> Timer:
+    def _dial(self, number: int, other: m.MemberInfo, hello: m.LaneHello, way: m.Way) -> Timer:
         """One lane; firing the timer gives up."""
         process, opened = self._process, []
 
@@ -165,7 +165,9 @@ class LinkHub:
                 self._hand_over(number, hello, end)
 
         timeout = process.after(self._world.limits.connect_timeout, lambda: fail("no answer"))
-        self._world.network.connect(process, other.addresses[0], "lane", self._world.limits.lane_timeout, connected)
+        self._world.network.connect(
+            process, other.addresses[0], "lane", self._world.limits.lane_timeout, connected, way
+        )
         return timeout
 
     def accept(self, end: End, hello: m.LaneHello) -> None:
@@ -188,8 +190,8 @@ def brief(command: core.Command) -> str:
             return f"open {number} at {stamp >> ROUND_BITS}.{stamp % ROUNDS}, {plan.lanes} lanes"
         case core.MoveLink(number, stamp, _):
             return f"move {number} to {stamp >> ROUND_BITS}.{stamp % ROUNDS}"
-        case core.Dial(number, other, hellos):
-            return f"dial {number}: {hellos[0].sender} to {other.name}, generation {hellos[0].generation}"
+        case core.Dial(number, other, hellos, way):
+            return f"dial {number}: {hellos[0].sender} to {other.name}, generation {hellos[0].generation}, {way.name}"
         case core.LinksUp(owner, epoch):
             return f"those of {owner.mid} to {sorted(owner.up(core.COLLECTIVES))} are up in epoch {epoch}"
         case core.P2PUp(owner):

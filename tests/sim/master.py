@@ -147,6 +147,7 @@ class Master(Process):
             elected=world.odd.elected,
             holds=self.holds,
             lost_journal=lacks,
+            own_relay=bool(world.network.walls),
         )
 
     def sleep(self) -> None:

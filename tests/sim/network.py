@@ -12,6 +12,8 @@ from typing import Any
 
 from tests.sim.clock import Clock, Process
 
+RELAYED = 2  # see wire.messages.Way
+
 
 @dataclass(frozen=True, slots=True)
 class Closed:
@@ -37,6 +39,7 @@ class End:
         self._waiting = 0  # arrivals that came while the direction was stalled
         self._stalled_at = -1.0
         self._unheard = False  # it is closed, and the other end does not know
+        self.relay: Process | None = None  # through which it goes
 
     def send(self, message: Any) -> None:
         if self.open:
@@ -156,6 +159,8 @@ class Network:
         self.ends: dict[End, None] = {}  # open ones
         self.late: Callable[[End], None] | None = None  # is given the accepting end of each new lane
         self._filtered: dict[tuple[str, str, int], bool] = {}  # lanes of a channel, by who dials whom; True: no answer
+        self.walls: dict[tuple[str, str], int] = {}  # the best way through, where it is not a dial from host to host
+        self.relay: Callable[[], Process | None] = lambda: None  # where two daemons can meet now
 
     def delay(self, source: str, target: str) -> float:
         if source == target:
@@ -222,6 +227,8 @@ class Network:
         for end in list(self.ends):
             if end.process is process:
                 end.reset("connection reset by peer")
+            elif end.relay is process:
+                end.process.run(lambda end=end: end.broken("the relay is gone"))
 
     def revive(self, host: str) -> None:
         """The host is back and knows no connection of before."""
@@ -235,14 +242,23 @@ class Network:
         self._listeners[address] = process, accept
 
     def connect(
-        self, process: Process, address: str, kind: str, timeout: float, done: Callable[[End | None], None]
+        self,
+        process: Process,
+        address: str,
+        kind: str,
+        timeout: float,
+        done: Callable[[End | None], None],
+        way: int = 0,
     ) -> None:
         """Dial *address*; done(end), or done(None) if nobody listens there. Not called where the network is cut."""
         listener = self._listeners.get(address)
         there = listener[0].host if listener is not None else address
 
         def arrive() -> None:
+            relay = self.relay() if way else None
             if self.blocked(process.host, there) or self.blocked(there, process.host):
+                return
+            if way < self.walls.get((process.host, there), 0) or (way and relay is None):
                 return
             found = self._listeners.get(address)
             back = self.delay(there, process.host)
@@ -252,6 +268,7 @@ class Network:
             accepting, accept = found
             ours, theirs = End(self, process, kind, timeout), End(self, accepting, kind, timeout)
             ours.other, theirs.other = theirs, ours
+            ours.relay = theirs.relay = relay if way == RELAYED else None
             self.ends[ours] = self.ends[theirs] = None
             accepting.run(lambda: accept(theirs))
             if kind == "lane" and self.late is not None:

@@ -40,6 +40,7 @@ class Odd:
     raises: float
     lanes: int
     sites: int
+    natted: int  # hosts that are behind a NAT; the master is a relay then
     measures: bool
     wire: bool
     patient: bool  # nobody may be evicted for the faults that there are
@@ -103,6 +104,7 @@ def draw(random: Random, *, calm: tuple[str, ...] | None = None) -> Odd:
         raises=random.choice((0.0, 0.2, 0.5)),
         lanes=random.choice((1, 4)),
         sites=random.choice((0, 0, 2)),
+        natted=0 if patient else random.choice((0,) * 6 + (1, 2, 3)),
         measures=random.random() < 0.2,
         wire=random.random() < 0.1,
         patient=patient,

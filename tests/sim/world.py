@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Callable
+from itertools import permutations
 from math import inf
 from random import Random
 from typing import Any
@@ -80,6 +81,7 @@ class World:
         self.master_hosts = ("ma", "mb")
         self.daemons: list[Daemon] = []
         self.hosts = [f"h{i}" for i in range(self.odd.daemons)]
+        self._put_up_walls(Random(seed + 7))
         self.clients: list[Client] = []
         self.clients_started = 0
         self.blamed: set[str] = set()  # daemons that a fault may have evicted
@@ -222,6 +224,15 @@ class World:
         """By that master's word. Where a journal was lost, who comes late may find its id given to another one."""
         member = next(master for master in self.masters if master.name == name).state.members.get(mid)
         return self.judge.forgotten and member is not None and member.daemon.conn != conn
+
+    def _put_up_walls(self, random: Random) -> None:
+        """The first hosts are behind NATs: nobody can dial them; two may punch, or have to meet at the master."""
+        behind = {host: random.random() < 0.5 for host in self.hosts[: self.odd.natted]}  # whether it is symmetric
+        for one, other in permutations(self.hosts, 2):
+            if other in behind:
+                punched = one in behind and not (behind[one] or behind[other])
+                self.network.walls[one, other] = m.Way.punched if punched else m.Way.relayed
+        self.network.relay = lambda: self.master
 
     def start_master(self) -> None:
         living = {master.host for master in self.masters if master.alive}
