@@ -179,7 +179,6 @@ static void world_stop(world *w)
 static void lost(world *w, int rank, const wc_event *event, uint64_t every)
 {
     const int other = (int)(event->link - link_to(0)), r = rank > other ? rank : other, s = rank > other ? other : rank;
-    if (!event->extra) printf("DEBUG %s lane %u\n", event->text, event->lane);
     if (!CHECK(event->extra == 1) || event->value < w->wires[r][s][event->lane]->connection)
         return;
     every = every && event->lane == w->b.lanes ? FEW : every;
@@ -187,8 +186,8 @@ static void lost(world *w, int rank, const wc_event *event, uint64_t every)
     connect_lane(w, r, s, event->lane, event->value + 1, cut);
 }
 
-/* Ends when all ranks have finished this many ops, from `first` on, in whatever order. Lanes that are lost get others, cut off in their turn after up
-   to `every` bytes, unless that is 0. */
+/* Ends when all ranks have finished this many ops, from `first` on, in whatever order. Lanes that are lost get others, cut
+   off in their turn after up to `every` bytes, unless that is 0. */
 static bool run(world *w, uint64_t first, uint64_t ops, uint64_t every)
 {
     uint64_t done[MAX_RANKS] = {0};

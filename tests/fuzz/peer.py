@@ -104,7 +104,7 @@ class Peer:
                     for hello in hellos[:4]:
                         if self.chance.pick(4) == 0:
                             self.link(links.Broken(number, "no"))
-                        elif self.links.awaits(number, hello.lane):
+                        elif self.links.awaits(number, hello.lane, hello.connection):
                             self.link(links.Attached(number, hello.lane))
                 case links.Welcome(_, number, lane):
                     if self.chance.pick(4) and self.links.awaits(number, lane):

@@ -120,7 +120,8 @@ def test_a_lane_whose_bytes_go_over_others_is_dialled_again_alone() -> None:
     [again] = end.links.step(core.Tick(), 4.2)
     assert isinstance(again, core.Dial)
     assert again.hellos[0].connection == 3
-    assert end.links.awaits(dial.number, 3)
+    assert end.links.awaits(dial.number, 3, 3)
+    assert not end.links.awaits(dial.number, 3, 2), "the one before, late"
     assert end.links.step(core.Attached(dial.number, 3), 4.3) == []
     assert end.links.deadline() == inf
     end.links.step(core.LaneLost(dial.number, 3, 3, "reset"), 4.4)
@@ -175,7 +176,7 @@ def test_the_end_that_was_dialled_takes_the_newest_connection_of_a_lane() -> Non
     end.attach(welcome.number)
     assert only(end.knock(2, 5, 3), core.Refuse), "the first one is there"
     assert end.knock(2, 5, 3, connection=2) == [core.Welcome(end.knocks, welcome.number, 3)]
-    assert end.links.awaits(welcome.number, 3)
+    assert end.links.awaits(welcome.number, 3, 2)
     assert only(end.knock(2, 5, 3, connection=2), core.Refuse), "once"
     assert only(end.knock(2, 5, 9, connection=2), core.Refuse), "there is none"
     assert only(end.knock(2, 6, 0, connection=7), core.Refuse), "a set begins with the first connections"
@@ -432,3 +433,70 @@ def test_a_dial_that_has_failed_tries_a_relay_unless_one_end_can_dial(
         now = end.links.deadline()
         commands = end.links.step(core.Tick(), now)
     assert ways == 2 * expected
+
+
+def test_a_lane_that_comes_up_and_breaks_at_once_was_not_had_again() -> None:
+    """Again and again, that for notes: the link is lost as if the lane had stayed away, and the master hears of it."""
+    end = End(2, {1})
+    [dial] = only(end.entered, core.Dial)
+    assert isinstance(dial, core.Dial)
+    end.attach(dial.number)
+    now, said = 3.0, list[core.Command]()
+    for connection in range(1, 100):
+        said = end.links.step(core.LaneLost(dial.number, 8, connection, "reset"), now)
+        now = max(now, end.links.deadline())
+        said = end.links.step(core.Tick(), now)
+        if only(said, core.LinkLost):
+            break
+        assert only(said, core.Dial)
+        said = end.links.step(core.Attached(dial.number, 8), now := now + 0.1)
+        now += 0.1
+    assert only(said, core.LinkLost)
+    assert now < 3.0 + DEFAULT.link_timeout + core.LONGEST_PAUSE
+
+
+def test_a_dial_that_takes_long_holds_up_no_other_lane() -> None:
+    end = End(2, {1})
+    [dial] = only(end.entered, core.Dial)
+    assert isinstance(dial, core.Dial)
+    end.attach(dial.number)
+    for lane, now in ((0, 3.0), (8, 3.1)):
+        end.links.step(core.LaneLost(dial.number, lane, 1, "reset"), now)
+        [again] = only(end.links.step(core.Tick(), now), core.Dial)
+        assert isinstance(again, core.Dial)
+        assert [hello.lane for hello in again.hellos] == [lane]
+
+
+def test_who_waits_to_be_dialled_for_notes_ends_the_link_when_its_patience_is_over() -> None:
+    """The other end may not have noticed, and nothing else can tell it."""
+    end = End(1, {2})
+    [welcome] = only(end.knock(2, 5), core.Welcome)
+    assert isinstance(welcome, core.Welcome)
+    end.attach(welcome.number)
+    end.links.step(core.LaneLost(welcome.number, 8, 1, "reset"), 3.0)
+    assert end.links.deadline() == 3.0 + DEFAULT.link_timeout / 4
+    assert only(end.links.step(core.Tick(), end.links.deadline()), core.LinkLost)
+
+
+def test_a_link_without_any_lane_is_lost_when_the_last_handshake_fails() -> None:
+    end = End(1, {2})
+    [welcome] = only(end.knock(2, 5), core.Welcome)
+    assert isinstance(welcome, core.Welcome)
+    end.attach(welcome.number)
+    for lane in range(8):
+        end.links.step(core.LaneLost(welcome.number, lane, 1, "reset"), 3.0)
+    assert only(end.knock(2, 5, 8, connection=2), core.Welcome)
+    assert only(end.links.step(core.NotAttached(welcome.number, 8, "it went away"), 3.1), core.LinkLost)
+
+
+def test_one_that_is_heard_again_is_told_so_while_a_neighbour_is_not() -> None:
+    end = End(3, {1}, spares={2})
+    for one in only(end.entered, core.Dial):
+        assert isinstance(one, core.Dial)
+        end.attach(one.number)
+    numbers = {link.other.mid: number for number, link in end.links.open().items()}
+    for mid in (1, 2):
+        end.links.step(core.LaneLost(numbers[mid], 8, 1, "reset"), 3.0)
+    end.links.step(core.Tick(), 3.0)
+    assert core.LinksUp(end.owner, 1) in end.links.step(core.Attached(numbers[2], 8), 3.1)
+    assert end.owner.up(core.COLLECTIVES) == {2}

@@ -97,7 +97,7 @@ class LinkHub:
                     timer.fire()
                 self._engine.close_link(number)
             case core.Dial(number, other, hellos, way):
-                self._dials[number] = [self._dial(number, other, hello, way) for hello in hellos]
+                self._dials.setdefault(number, []).extend(self._dial(number, other, hello, way) for hello in hellos)
             case core.Welcome(knock, number):
                 end, hello = self._knocking.pop(knock)
                 owner = next(one for one in self.core.members if one.mid == hello.receiver)
@@ -123,7 +123,7 @@ class LinkHub:
 
     def _hand_over(self, number: int, hello: m.LaneHello, end: End, came: Sequence[Any] = ()) -> None:
         lane = hello.lane
-        if not self.core.awaits(number, lane):
+        if not self.core.awaits(number, lane, hello.connection):
             end.close("of no use any more")
         elif not end.open:
             self.step(core.NotAttached(number, lane, "it went away during the handshake"))

@@ -12,7 +12,7 @@ from unittest.mock import patch
 import msgspec
 
 from tests.sim.daemon import Session
-from tests.sim.engine import Engine, EngineLink
+from tests.sim.engine import Engine, EngineLink, Frame
 from tests.sim.lent import Lent
 from tests.sim.links import LinkHub
 from tests.sim.master import Master
@@ -382,7 +382,7 @@ def frames_of_an_older_round() -> Planted:
     real = Engine._arrived
 
     def arrived(self: Engine, link: EngineLink, frame: Any) -> None:
-        if not isinstance(frame, bytes) and frame.epoch >> ROUND_BITS == link.epoch >> ROUND_BITS:
+        if isinstance(frame, Frame) and frame.epoch >> ROUND_BITS == link.epoch >> ROUND_BITS:
             frame = replace(frame, epoch=max(frame.epoch, link.epoch))
         real(self, link, frame)
 

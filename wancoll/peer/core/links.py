@@ -77,9 +77,13 @@ class MemberLinks:
     dialled: int = 0  # sets dialled so far, over all links: a link that is forgotten and made again goes on counting
     round: int = 0  # of the epoch (C12)
 
+    def raised(self, channel: int) -> frozenset[int]:
+        """Mids of those whose links are up."""
+        return frozenset(mid for (mid, of), link in self.links.items() if link.up and of == channel)
+
     def up(self, channel: int) -> frozenset[int]:
         """Mids of those whose links are up, and, for collectives, take notes."""
-        links = (link for link in self.links.values() if link.up and link.channel == channel)
+        links = (self.links[mid, channel] for mid in self.raised(channel))
         return frozenset(link.other.mid for link in links if channel == P2P or link.notes not in link.lost)
 
     def stamp(self, channel: int) -> int:
@@ -119,7 +123,7 @@ class Link:
     connections: dict[int, int] = field(default_factory=dict)  # by lane, of those that had more than one: the newest
     dialled_again: set[int] = field(default_factory=set)  # lanes, which the shell has not answered
     lost: dict[int, float] = field(default_factory=dict)  # lanes, and since when
-    restored_at: float = -inf  # when the last one that was lost came up again
+    restored: dict[int, tuple[float, float]] = field(default_factory=dict)  # lanes: since when lost, when up again
     raised_at: float | None = None  # since when it is on its way up, or was last said to be out of reach
     pause: float = 0.0  # after the next dial that fails
     failures: int = 0  # dials that have failed in a row: each other one goes through a relay, unless one end can dial
@@ -448,10 +452,10 @@ class Links:
         """The links that have a set, by number."""
         return self._open
 
-    def awaits(self, number: int, lane: int) -> bool:
-        """Whether this lane of this set is still to come."""
+    def awaits(self, number: int, lane: int, connection: int = 1) -> bool:
+        """Whether this connection of this lane of this set is still to come."""
         link = self._open.get(number)
-        return link is not None and lane not in link.attached
+        return link is not None and lane not in link.attached and connection == link.connections.get(lane, 1)
 
     def deadline(self) -> float:
         """When to step with Tick."""
@@ -597,7 +601,7 @@ class Links:
             del self._open[link.number]
             out.append(CloseLink(link.number))
         link.number, link.state, link.due = 0, State.idle, inf
-        for lanes in (link.attached, link.welcomed, link.connections, link.lost, link.dialled_again):
+        for lanes in (link.attached, link.welcomed, link.connections, link.lost, link.restored, link.dialled_again):
             lanes.clear()
 
     def _begin(self, link: Link, state: State, out: list[Command]) -> m.Epoch:
@@ -615,8 +619,7 @@ class Links:
         link.attached.add(lane)
         if link.up:
             link.dialled_again.discard(lane)
-            link.lost.pop(lane, None)
-            link.restored_at = now
+            link.restored[lane] = link.lost.pop(lane, now), now
             self._plan_restore(link, now)
             if lane == link.notes and link.channel == COLLECTIVES:
                 _tell_up(link.owner, COLLECTIVES, out)
@@ -633,17 +636,18 @@ class Links:
             return
         link.reason = reason
         link.attached.discard(lane)
-        link.lost.setdefault(lane, now)
+        since, up = link.restored.get(lane, (now, -inf))
+        calm = now - up >= LONGEST_PAUSE / 2  # else it comes up and breaks again and again, and was not had again
+        link.lost.setdefault(lane, now if calm else since)
         if lane == link.notes and link.channel == COLLECTIVES:
             out.append(NotesLost(link.owner, link.other))
-        calm = now - link.restored_at >= LONGEST_PAUSE / 2  # else lanes come up and break again and again
         if calm:
             link.pause = self._limits.redial_interval
         self._plan_restore(link, now if calm else now + self._pause(link))
 
     def _not_attached(self, link: Link, lane: int, reason: str, now: float, out: list[Command]) -> None:
         link.dialled_again.discard(lane)
-        if not link.up:
+        if not link.up or not link.attached:
             self._lose(link, reason, now, out)
         else:
             link.reason = reason
@@ -651,12 +655,16 @@ class Links:
 
     def _plan_restore(self, link: Link, at: float) -> None:
         """See that lanes that are lost are dialled again, *at* then, by the end that has dialled them."""
-        dials = link.lost and link.ours and not link.dialled_again
+        dials = link.ours and link.lost.keys() - link.dialled_again
         link.due = min(at if dials else inf, self._too_late(link))
 
     def _too_late(self, link: Link) -> float:
-        """When a lane has been lost for so long that the link is."""
-        return min(link.lost.values(), default=inf) + self._limits.link_timeout
+        """When a lane has been lost for so long that the link is.
+
+        The end that dials may not have noticed: of the lane for notes it cannot be told, but by the end of the link.
+        """
+        late = min(link.lost.values(), default=inf) + self._limits.link_timeout
+        return late if link.ours else min(late, self._patience(link.lost.get(link.notes, inf)))
 
     def _restore(self, link: Link, now: float, out: list[Command]) -> None:
         if now >= self._too_late(link):
@@ -664,11 +672,12 @@ class Links:
         elif link.other.daemon in self._cut:
             self._plan_restore(link, now + self._pause(link))
         else:
-            for lane in link.lost:
+            lanes = sorted(link.lost.keys() - link.dialled_again)
+            for lane in lanes:
                 link.connections[lane] = link.connections.get(lane, 1) + 1
-            link.dialled_again |= link.lost.keys()
+            link.dialled_again.update(lanes)
             self._plan_restore(link, now)
-            out.append(self._to_dial(link, sorted(link.lost)))
+            out.append(self._to_dial(link, lanes))
 
     def _lose(self, link: Link, reason: str, now: float, out: list[Command]) -> None:
         """The set is of no use any more: another one is made, if the link is wanted."""
@@ -845,5 +854,5 @@ def _tell_up(owner: MemberLinks, channel: int, out: list[Command]) -> None:
     up = owner.up(channel)
     if channel == P2P and up:
         out.append(P2PUp(owner))
-    elif channel == COLLECTIVES and owner.neighbours <= up:
+    elif channel == COLLECTIVES and owner.neighbours <= owner.raised(channel):
         out.append(LinksUp(owner, owner.epoch.epoch))

@@ -79,7 +79,7 @@ class LinkHub:
         self._nursery, self.connector = nursery, Connector(wallet, near_only=config.near_only, uplinks=config.uplink)
         self._core = Links(config.limits)
         self._tell: dict[MemberLinks, Callable[[core.Told], None]] = {}
-        self._dials: dict[int, trio.CancelScope] = {}  # by the link's number
+        self._dials: dict[int, set[trio.CancelScope]] = {}  # by the link's number
         self._watched: dict[int, dict[int, Watched]] = {}  # by number and lane: to look at what the engine owns
         self._looks: dict[int, dict[int, LaneLook]] = {}  # the newest ones
         limits = config.limits
@@ -195,8 +195,8 @@ class LinkHub:
                     if pacing is not None:
                         self._engine.pace_link(number, pacing)
             case core.CloseLink(number):
-                if number in self._dials:
-                    self._dials.pop(number).cancel()
+                for scope in self._dials.pop(number, ()):
+                    scope.cancel()
                 if self.look_at(number) is not None and self.traffic is not None:
                     self.traffic.closed(number)
                 self._leads_to.pop(number, None)
@@ -205,8 +205,9 @@ class LinkHub:
                 for watched in self._watched.pop(number).values():
                     watched.close()
             case core.Dial():
-                self._dials[command.number] = trio.CancelScope()
-                self._nursery.start_soon(self._dial, command, self._dials[command.number])
+                scope = trio.CancelScope()
+                self._dials.setdefault(command.number, set()).add(scope)
+                self._nursery.start_soon(self._dial, command, scope)
             case core.Welcome(knock) | core.Refuse(knock):
                 self._answers[knock].command = command
                 if isinstance(command, core.Welcome):
@@ -280,7 +281,7 @@ class LinkHub:
         """Give the connection to the engine, if it is still of use; the socket is ours no more."""
         lane, nth = hello.lane, hello.connection
         link = self._core.open().get(number)
-        if link is None or link.owner.epoch is None or not self._core.awaits(number, lane):
+        if link is None or link.owner.epoch is None or not self._core.awaits(number, lane, nth):
             connection.close()
             return
         try:
@@ -326,8 +327,10 @@ class LinkHub:
             async with trio.open_nursery() as nursery:
                 for hello in what.hellos:
                     nursery.start_soon(self._dial_lane, what, hello)
-        if self._dials.get(what.number) is scope:
-            del self._dials[what.number]
+        if (others := self._dials.get(what.number)) is not None:
+            others.discard(scope)
+            if not others:
+                del self._dials[what.number]
 
     async def _dial_lane(self, what: core.Dial, hello: m.LaneHello) -> None:
         other, limit = what.other, self._limits.connect_timeout
