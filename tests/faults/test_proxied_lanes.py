@@ -70,7 +70,7 @@ def test_a_lane_for_notes_that_breaks_costs_no_round_and_no_epoch(group: tuple[P
     """In the middle of a note or between two, one way or the other: votes that are lost with it are said again."""
     proxies, comms = group
     epoch, broke = comms[0].epoch, 0
-    for k in range(24):
+    for k in range(12):
         source = k % PEERS
         to = (source + 1 + k % 2) % PEERS
         rule = proxies.add("truncate", source, to, lane=2, amount=37 * k % 140)
@@ -78,7 +78,7 @@ def test_a_lane_for_notes_that_breaks_costs_no_round_and_no_epoch(group: tuple[P
         assert [(one.receipt.attempts, one.receipt.epoch) for one in outcomes] == [(1, epoch)] * PEERS
         broke += proxies.fired(rule, 0)
         proxies.clear(rule)
-    assert broke > 8
+    assert broke > 4
 
 
 @pytest.mark.parametrize(("kind", "amount"), [("delay", 0.3), ("slow", 1e6)])

@@ -123,6 +123,7 @@ class Link:
     connections: dict[int, int] = field(default_factory=dict)  # by lane, of those that had more than one: the newest
     dialled_again: set[int] = field(default_factory=set)  # lanes, which the shell has not answered
     lost: dict[int, float] = field(default_factory=dict)  # lanes, and since when
+    silent_since: float = inf  # when the lane for notes was lost, if it is
     restored: dict[int, tuple[float, float]] = field(default_factory=dict)  # lanes: since when lost, when up again
     raised_at: float | None = None  # since when it is on its way up, or was last said to be out of reach
     pause: float = 0.0  # after the next dial that fails
@@ -600,7 +601,7 @@ class Links:
         if link.number:
             del self._open[link.number]
             out.append(CloseLink(link.number))
-        link.number, link.state, link.due = 0, State.idle, inf
+        link.number, link.state, link.due, link.silent_since = 0, State.idle, inf, inf
         for lanes in (link.attached, link.welcomed, link.connections, link.lost, link.restored, link.dialled_again):
             lanes.clear()
 
@@ -620,9 +621,11 @@ class Links:
         if link.up:
             link.dialled_again.discard(lane)
             link.restored[lane] = link.lost.pop(lane, now), now
+            if lane == link.notes:
+                link.silent_since = inf
+                if link.channel == COLLECTIVES:
+                    _tell_up(link.owner, COLLECTIVES, out)
             self._plan_restore(link, now)
-            if lane == link.notes and link.channel == COLLECTIVES:
-                _tell_up(link.owner, COLLECTIVES, out)
         elif len(link.attached) == lanes_of(link.owner.epoch.plan):
             link.state, link.changed_at, link.failures = State.up, now, 0
             link.raised_at, link.due = None, inf
@@ -639,8 +642,10 @@ class Links:
         since, up = link.restored.get(lane, (now, -inf))
         calm = now - up >= LONGEST_PAUSE / 2  # else it comes up and breaks again and again, and was not had again
         link.lost.setdefault(lane, now if calm else since)
-        if lane == link.notes and link.channel == COLLECTIVES:
-            out.append(NotesLost(link.owner, link.other))
+        if lane == link.notes:
+            link.silent_since = now
+            if link.channel == COLLECTIVES:
+                out.append(NotesLost(link.owner, link.other))
         if calm:
             link.pause = self._limits.redial_interval
         self._plan_restore(link, now if calm else now + self._pause(link))
@@ -664,7 +669,7 @@ class Links:
         The end that dials may not have noticed: of the lane for notes it cannot be told, but by the end of the link.
         """
         late = min(link.lost.values(), default=inf) + self._limits.link_timeout
-        return late if link.ours else min(late, self._patience(link.lost.get(link.notes, inf)))
+        return late if link.ours else min(late, self._patience(link.silent_since))
 
     def _restore(self, link: Link, now: float, out: list[Command]) -> None:
         if now >= self._too_late(link):
@@ -672,12 +677,13 @@ class Links:
         elif link.other.daemon in self._cut:
             self._plan_restore(link, now + self._pause(link))
         else:
-            lanes = sorted(link.lost.keys() - link.dialled_again)
+            lanes = sorted(link.lost.keys() - link.dialled_again) if link.ours else []
             for lane in lanes:
                 link.connections[lane] = link.connections.get(lane, 1) + 1
             link.dialled_again.update(lanes)
             self._plan_restore(link, now)
-            out.append(self._to_dial(link, lanes))
+            if lanes:
+                out.append(self._to_dial(link, lanes))
 
     def _lose(self, link: Link, reason: str, now: float, out: list[Command]) -> None:
         """The set is of no use any more: another one is made, if the link is wanted."""
