@@ -10,6 +10,7 @@ from tests.sim.odd import FAULTS
 from tests.sim.world import World
 
 QUICK = ("lose_host",)  # of the cheapest
+CHECKED = ("kill_daemon", "twin", "break_lane", "cut_short_master", "lose_journal", "flip", "takeover", "leave")
 
 
 def look(kind: str, seed: int, spans: int) -> None:
@@ -18,7 +19,7 @@ def look(kind: str, seed: int, spans: int) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("kind", [*QUICK, *later(*(kind for kind in FAULTS if kind not in QUICK))])
+@pytest.mark.parametrize("kind", [*QUICK, *later(*CHECKED)])
 def test_nothing_grows(kind: str) -> None:
     look(kind, 5, 12)
 
