@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.later import later
+from tests.later import at_night, later
 from tests.sim import mistakes
 from tests.sim.judge import Violation
 from tests.sim.small import LyingWorld, SmallWorld, explore, wander
@@ -133,6 +133,10 @@ def test_a_lie_that_holds_others_up_for_ever_shows() -> None:
         wander(LyingWorld(*LIARS[0]), 1000, 14)
 
 
+SLOW = ("not_telling_those_who_came_late",)
+LATER = [name for name in [*PLANTED][4:] if name not in SLOW]
+
+
 def hunt(name: str) -> None:
     world = SmallWorld(*PLANTED[name], 32)
     if name.startswith(DEEP):
@@ -140,7 +144,7 @@ def hunt(name: str) -> None:
     explore(world, 100, 60.0)
 
 
-@pytest.mark.parametrize("name", [*PLANTED][:4] + later(*[*PLANTED][4:]))
+@pytest.mark.parametrize("name", [*PLANTED][:4] + later(*LATER) + at_night(*SLOW))
 def test_mistakes_where_members_commit_are_found(name: str) -> None:
     with getattr(mistakes, name)(), pytest.raises((Violation, AssertionError)):
         hunt(name)
