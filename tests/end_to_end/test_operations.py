@@ -167,7 +167,7 @@ def test_same_bytes_with_fewer_lanes_and_portable_kernels(
         close_all(comms)
 
 
-@pytest.mark.parametrize("dtype", [*later(DType.float32), *at_night(DType.bfloat16)])
+@pytest.mark.parametrize("dtype", at_night(DType.float32, DType.bfloat16))
 def test_same_bytes_where_all_lanes_share_a_step(
     cluster: Cluster, elsewhere: int, three_lanes: int, dtype: DType
 ) -> None:

@@ -9,8 +9,7 @@ from tests.sim.growth import census, grown
 from tests.sim.odd import FAULTS
 from tests.sim.world import World
 
-QUICK = ("lose_host",)  # of the cheapest
-CHECKED = ("kill_daemon", "twin", "break_lane", "cut_short_master", "lose_journal", "flip", "takeover", "leave")
+CHECKED = ("lose_host", "twin", "break_lane", "lose_journal")
 
 
 def look(kind: str, seed: int, spans: int) -> None:
@@ -19,7 +18,7 @@ def look(kind: str, seed: int, spans: int) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("kind", [*QUICK, *later(*CHECKED)])
+@pytest.mark.parametrize("kind", later(*CHECKED))
 def test_nothing_grows(kind: str) -> None:
     look(kind, 5, 12)
 
