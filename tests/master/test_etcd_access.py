@@ -22,7 +22,7 @@ from wancoll_master.store.etcd import EtcdError, check_access, put
 
 
 def files(folder: Path, ca: trustme.CA, label: str, name: str = "127.0.0.1") -> dict[str, str]:
-    """Of a new certificate: what EtcdConfig and Etcd take."""
+    """Write a new certificate; its files by what EtcdConfig and Etcd call them."""
     made = ca.issue_cert(name)
     for kind, blob in (("ca", ca.cert_pem), ("cert", made.cert_chain_pems[0]), ("key", made.private_key_pem)):
         blob.write_to_path(str(folder / f"{label}.{kind}"))

@@ -277,7 +277,7 @@ class Daemon(Process):
 
     def _probe(self, ask: m.Probe) -> None:
         """Mirrors lanes.probe."""
-        timeout = self.limits.punch_timeout if ask.way is m.Way.punched else self.limits.probe_timeout
+        timeout = ask.way.probed_within(self.limits)
 
         def answer(ok: bool, reason: str, refused: bool = False) -> None:
             if expired.call is not None:

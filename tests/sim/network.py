@@ -11,8 +11,7 @@ from random import Random
 from typing import Any
 
 from tests.sim.clock import Clock, Process
-
-RELAYED = 2  # see wire.messages.Way
+from wancoll.wire.messages import Way
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +158,7 @@ class Network:
         self.ends: dict[End, None] = {}  # open ones
         self.late: Callable[[End], None] | None = None  # is given the accepting end of each new lane
         self._filtered: dict[tuple[str, str, int], bool] = {}  # lanes of a channel, by who dials whom; True: no answer
-        self.walls: dict[tuple[str, str], int] = {}  # the best way through, where it is not a dial from host to host
+        self.walls: dict[tuple[str, str], Way] = {}  # the best way through, where it is not a dial from host to host
         self.relay: Callable[[], Process | None] = lambda: None  # where two daemons can meet now
 
     def delay(self, source: str, target: str) -> float:
@@ -248,7 +247,7 @@ class Network:
         kind: str,
         timeout: float,
         done: Callable[[End | None], None],
-        way: int = 0,
+        way: Way = Way.direct,
     ) -> None:
         """Dial *address*; done(end), or done(None) if nobody listens there. Not called where the network is cut."""
         listener = self._listeners.get(address)
@@ -258,7 +257,7 @@ class Network:
             relay = self.relay() if way else None
             if self.blocked(process.host, there) or self.blocked(there, process.host):
                 return
-            if way < self.walls.get((process.host, there), 0) or (way and relay is None):
+            if way < self.walls.get((process.host, there), Way.direct) or (way and relay is None):
                 return
             found = self._listeners.get(address)
             back = self.delay(there, process.host)
@@ -268,7 +267,7 @@ class Network:
             accepting, accept = found
             ours, theirs = End(self, process, kind, timeout), End(self, accepting, kind, timeout)
             ours.other, theirs.other = theirs, ours
-            ours.relay = theirs.relay = relay if way == RELAYED else None
+            ours.relay = theirs.relay = relay if way is Way.relayed else None
             self.ends[ours] = self.ends[theirs] = None
             accepting.run(lambda: accept(theirs))
             if kind == "lane" and self.late is not None:

@@ -138,11 +138,13 @@ class Switch:
 
     def _dialled(self, daemon: str, stream: Talk, dial: m.RelayDial, own: deque[bytes]) -> None:
         """Give both ends a ticket, each its own."""
-        to, now = self._here.get(dial.to), trio.current_time()
-        full = self.splices >= _MOST_SPLICES or self._spliced[daemon] >= _MOST_ASKED
-        if to is None or to is stream or full or not self._does[dial.punched]:
-            reason = "this relay has no room" if full else f"daemon {dial.to} is not at this relay"
-            reason = reason if self._does[dial.punched] else "this relay does not do that"
+        to, now, reason = self._here.get(dial.to), trio.current_time(), ""
+        if not self._does[dial.punched]:
+            reason = "this relay does not do that"
+        elif self.splices >= _MOST_SPLICES or self._spliced[daemon] >= _MOST_ASKED:
+            reason = "this relay has no room"
+        if to is None or to is stream or reason:
+            reason = reason or f"daemon {dial.to} is not at this relay"
             stream.send(encode(m.RelayDialled(dial.number, reason=reason)))
             return
         while self._tickets and (len(self._tickets) >= _MOST_TICKETS or next(iter(self._tickets.values())).until < now):

@@ -77,12 +77,13 @@ static void end(wc_lane *lane, bool goes_on, int error, const char *format, va_l
     event.value = lane->connection;
     event.extra = goes_on && wc_lost_begin(lane);
     drop_socket(lane, false);
-    if (event.extra && taken) {
-        lane->took_on = lane->connection;
-        lane->took = taken;
-    }
-    if (event.extra)
+    if (event.extra) {
+        if (taken) {
+            lane->took_on = lane->connection;
+            lane->took = taken;
+        }
         wc_lost_say(lane, lane->connection);
+    }
     wc_events_push(&lane->worker->engine->events, &event);
 }
 

@@ -43,7 +43,7 @@ async def probe(
     """Why *daemon*, of this public *key*, does not answer at *addresses*, or this *way*; None: it does."""
     if way is m.Way.relayed and not connector.relays:
         return DialFailed("no relay is known here")
-    within = limits.punch_timeout if way is m.Way.punched else limits.probe_timeout
+    within = way.probed_within(limits)
     try:
         with trio.fail_after(within):
             connection = await connector.dial(addresses, key, within, daemon=daemon, way=way)

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from wancoll.limits import Limits
 from wancoll.wire.messages.fields import Address, Addresses, First, Message, Name, Number, Text
 from wancoll.wire.messages.trust_messages import KeyInEpoch
 
@@ -20,6 +21,10 @@ class Way(IntEnum):
     direct = 0  # it dials
     punched = 1  # both dial each other at the same time, as the master's switch tells them: holes in their NATs
     relayed = 2
+
+    def probed_within(self, limits: Limits) -> float:
+        """Seconds after which a daemon that was asked to reach another one this way gives up."""
+        return limits.punch_timeout if self is Way.punched else limits.probe_timeout
 
 
 class RelayInfo(Message, frozen=True):

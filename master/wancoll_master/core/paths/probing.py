@@ -88,7 +88,7 @@ def overdue(step: Step, group: Group) -> None:
                 _ask(step, joiner, pair)
                 continue
             ends = (pair.member, joiner), (joiner, pair.member)
-            waited = f"gave no answer within {_within(step, pair):g} s"
+            waited = f"gave no answer within {pair.way.probed_within(step.limits):g} s"
             late = {a.mid: f"{_cannot_reach(a, b)}: daemon {a.daemon.name} {waited}" for a, b in ends}
             if _failed(step, joiner, pair, late):
                 break
@@ -116,15 +116,10 @@ def refuse(step: Step, joiner: Member, reason: str, *, evicted: bool = False) ->
     step.record(group, "refused", f"{joiner.name} of daemon {joiner.daemon.name}: {reason}")
 
 
-def _within(step: Step, pair: ProbePair) -> float:
-    """Seconds after which the daemons themselves give up."""
-    return step.limits.punch_timeout if pair.way is m.Way.punched else step.limits.probe_timeout
-
-
 def _ask(step: Step, joiner: Member, pair: ProbePair) -> None:
     pair.asked, pair.ok, pair.failed = True, False, {}
     # Later than the daemons themselves give up: their word says more than their silence.
-    pair.deadline = step.now + _within(step, pair) + step.limits.heartbeat_interval
+    pair.deadline = step.now + pair.way.probed_within(step.limits) + step.limits.heartbeat_interval
     step.alarm(pair.deadline)
     for prober, target in ((pair.member, joiner), (joiner, pair.member)):
         ask = m.Probe(
