@@ -32,6 +32,7 @@ void wc_notes_destroy(wc_notes *notes)
 {
     if (notes->stream.fd >= 0)
         wc_stream_close(&notes->stream, true);
+    free(notes->unsent);
     pthread_mutex_destroy(&notes->mutex);
 }
 
@@ -165,8 +166,9 @@ static uint32_t check_of(const wc_notes *notes, const wc_note_frame *frame)
 static void flush(wc_notes *notes)
 {
     while (notes->stream.fd >= 0 && (notes->count || wc_stream_unsent(&notes->stream))) {
-        uint8_t *bytes = (uint8_t *)&notes->unsent[notes->first];
-        struct iovec left = {bytes + notes->sent, sizeof(wc_note_frame) - notes->sent};
+        struct iovec left = {NULL, sizeof(wc_note_frame) - notes->sent};
+        if (notes->count)
+            left.iov_base = (uint8_t *)&notes->unsent[notes->first] + notes->sent;
         ssize_t n = wc_stream_send(&notes->stream, &left, notes->count ? 1 : 0);
         if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
             return;
@@ -178,21 +180,37 @@ static void flush(wc_notes *notes)
         notes->sent += (size_t)n;
         if (notes->sent == sizeof(wc_note_frame)) {
             notes->stats.frames_sent++;
-            notes->first = (notes->first + 1) % WC_NOTES_UNSENT;
+            notes->first = (notes->first + 1) % notes->room;
             notes->count--;
             notes->sent = 0;
         }
     }
 }
 
+/* False: there are too many, or no memory. */
+static bool make_room(wc_notes *notes)
+{
+    const uint32_t room = notes->room ? 2 * notes->room : 16;
+    wc_note_frame *unsent = room <= WC_NOTES_UNSENT ? malloc(room * sizeof *unsent) : NULL;
+    for (uint32_t i = 0; unsent && i < notes->count; i++)
+        unsent[i] = notes->unsent[(notes->first + i) % notes->room];
+    if (!unsent)
+        return false;
+    free(notes->unsent);
+    notes->unsent = unsent;
+    notes->room = room;
+    notes->first = 0;
+    return true;
+}
+
 static int put(wc_notes *notes, uint8_t type, const void *bytes, uint32_t length)
 {
     if (notes->stream.fd < 0)
         return ENOTCONN;
-    if (notes->count == WC_NOTES_UNSENT)
+    if (notes->count == notes->room && !make_room(notes))
         return EAGAIN;
     bool waited = notes->count > 0 || wc_stream_unsent(&notes->stream);
-    wc_note_frame *frame = &notes->unsent[(notes->first + notes->count++) % WC_NOTES_UNSENT];
+    wc_note_frame *frame = &notes->unsent[(notes->first + notes->count++) % notes->room];
     *frame = (wc_note_frame){.version = WC_FRAME_VERSION, .type = type, .length = (uint16_t)length};
     memcpy(frame->bytes, bytes, length);
     frame->check = check_of(notes, frame);

@@ -7,7 +7,7 @@
 #include "streams/stream.h"
 
 enum {
-    WC_NOTES_UNSENT = 64,  /* of a link, beyond what its socket has taken */
+    WC_NOTES_UNSENT = 4096, /* of a link, beyond what its socket has taken: more than all votes that are said again at once */
     WC_MOST_LOSING = 4096, /* of a link's lanes, each of its connections, that its workers have not heard of */
     WC_NOTES_AT_ONCE = 16, /* of a link, before other links have their turn */
 };
@@ -27,8 +27,8 @@ typedef struct {
     uint32_t armed;        /* epoll interest; 0: epoll does not know it yet */
     wc_owner *owner;       /* to which the first worker tells the notes of its voter; NULL: wc_notes_take has them */
     uint32_t voter;
-    wc_note_frame unsent[WC_NOTES_UNSENT]; /* a ring */
-    uint32_t first, count;
+    wc_note_frame *unsent; /* a ring, which grows to WC_NOTES_UNSENT */
+    uint32_t room, first, count;
     size_t sent;           /* bytes of the first one that have left */
     wc_note_frame in[WC_NOTES_AT_ONCE];
     size_t have;           /* bytes in there: of a frame that is not here whole */

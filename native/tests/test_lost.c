@@ -20,6 +20,7 @@ struct wire {
     uint8_t held[2][ROOM];
     size_t have[2];
     bool open;
+    int silent; /* one end's, which has not noticed that it is lost; 0: none */
 };
 
 typedef struct {
@@ -31,6 +32,8 @@ typedef struct {
     int wake;
     bool stop;
     atomic_ulong cuts;
+    uint64_t quiet;      /* rounds of run() in which no lane gets another connection: those of 1 and 0 that are to have one: */
+    uint64_t away[MOST]; /* by lane, what they lost */
 } world;
 
 static void close_wire(world *w, wire *one)
@@ -168,6 +171,8 @@ static void world_stop(world *w)
                 close_wire(w, w->wires[r][s][lane]);
                 for (wire *one = w->wires[r][s][lane], *older; one; one = older) {
                     older = one->older;
+                    if (one->silent)
+                        close(one->silent);
                     free(one);
                 }
             }
@@ -181,6 +186,10 @@ static void lost(world *w, int rank, const wc_event *event, uint64_t every)
     const int other = (int)(event->link - link_to(0)), r = rank > other ? rank : other, s = rank > other ? other : rank;
     if (!CHECK(event->extra == 1) || event->value < w->wires[r][s][event->lane]->connection)
         return;
+    if (w->quiet) {
+        w->away[event->lane] = event->value;
+        return;
+    }
     every = every && event->lane == w->b.lanes ? FEW : every;
     const uint64_t cut[2] = {every ? draw() % every : UINT64_MAX, every ? draw() % every : UINT64_MAX};
     connect_lane(w, r, s, event->lane, event->value + 1, cut);
@@ -192,12 +201,17 @@ static bool run(world *w, uint64_t first, uint64_t ops, uint64_t every)
 {
     uint64_t done[MAX_RANKS] = {0};
     for (int r = 0; r < w->ranks;) {
+        if (w->quiet && !--w->quiet)
+            for (uint32_t lane = 0; lane <= w->b.lanes; lane++) {
+                lost(w, 1, &(wc_event){.link = link_to(0), .lane = lane, .value = w->away[lane], .extra = 1}, every);
+                w->away[lane] = 0;
+            }
         struct pollfd fds[2 * MAX_RANKS];
         for (int i = 0; i < w->ranks; i++) {
             fds[2 * i] = (struct pollfd){.fd = wc_engine_fd(w->b.engines[i]), .events = POLLIN};
             fds[2 * i + 1] = (struct pollfd){.fd = wc_notes_fd(w->b.engines[i]), .events = POLLIN};
         }
-        if (!CHECK(poll(fds, 2 * (nfds_t)w->ranks, DEADLINE_MS) > 0))
+        if (poll(fds, 2 * (nfds_t)w->ranks, w->quiet ? 1 : DEADLINE_MS) <= 0 && !CHECK(w->quiet))
             return false;
         for (int i = 0; i < w->ranks; i++) {
             wc_note notes[64];
@@ -333,6 +347,40 @@ static void at_random(int ranks, uint32_t lanes, uint32_t workers, uint64_t coun
             CHECK(buffer_free(&input[f][r]) && buffer_free(&result[f][r]));
 }
 
+/* All lanes of a link break at once while ops run, that for notes too; one end may not notice before it has others. They
+   come some time later, and perhaps break again before they all have come. */
+static void all_at_once(uint32_t lanes, uint32_t workers, uint64_t count, int rounds)
+{
+    buffer input[2], result[2];
+    for (int r = 0; r < 2; r++)
+        input[r] = buffer_new(count * 8), result[r] = buffer_new(count * 8);
+    world w;
+    world_start(&w, 2, lanes, workers, WC_DIGEST_BLOCK);
+    for (uint64_t seq = 1; seq <= (uint64_t)rounds; seq++) {
+        post_all(&w, seq, count, input, result);
+        usleep(draw() % 2000);
+        const int deaf = draw() % 2 ? (int)(draw() % 2) : -1;
+        pthread_mutex_lock(&w.mutex);
+        for (uint32_t lane = 0; lane <= lanes; lane++) {
+            wire *one = w.wires[1][0][lane];
+            if (deaf >= 0 && one->open)
+                one->silent = dup(one->fd[deaf]);
+            close_wire(&w, one);
+        }
+        pthread_mutex_unlock(&w.mutex);
+        wake_pump(&w);
+        w.quiet = 2 + draw() % 40;
+        if (!run(&w, seq, 1, draw() % 4 ? 0 : 20000))
+            exit(1);
+        check_all(&w, seq, count, result);
+        release_all(&w, seq, seq);
+    }
+    printf("all at once, %u lanes, %u workers: %lu connections\n", lanes, workers, (unsigned long)atomic_load(&w.cuts));
+    world_stop(&w);
+    for (int r = 0; r < 2; r++)
+        CHECK(buffer_free(&input[r]) && buffer_free(&result[r]));
+}
+
 /* Takes what comes for so long, without connecting anything. */
 static void serve(world *w, int ms, uint64_t done[2])
 {
@@ -432,6 +480,8 @@ int main(int argc, char **argv)
     one_that_an_end_never_had(false);
     one_that_an_end_never_had(true);
     what_cannot_be();
+    all_at_once(1, 1, 30000, 20 * (int)more);
+    all_at_once(3, 2, 100000, 20 * (int)more);
     at_every_byte(2, 1, 1, 200, more > 1 ? 1 : 7);
     at_every_byte(2, 2, 1, 200, more > 1 ? 1 : 7);
     at_every_byte(3, 2, 2, 300, more > 1 ? 1 : 23);

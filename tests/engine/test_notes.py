@@ -10,6 +10,7 @@ import pytest
 from tests.engine.engines import DEADLINE, hand_over, statistics, tcp_pair, wait_for
 from wancoll.collective import DType, ReduceOp
 from wancoll.errors import ConfigError
+from wancoll.limits import DEFAULT
 from wancoll.native.engine import NOTE_BYTES, Engine, Hearers, LaneDown, Note
 from wancoll.schedule.steps import Schedule
 
@@ -60,6 +61,24 @@ def test_notes_arrive_as_they_were_and_those_of_a_lost_connection_are_lost_with_
         assert select.select([b.notes_fd], [], [], DEADLINE)[0]
         assert b.notes() == []
         assert wait_for(b, LaneDown) == LaneDown(2, LANES, 0, "notes: closed by the other end", 2, True)
+
+
+def test_all_votes_that_a_member_may_say_again_leave_at_once_over_a_lane_that_takes_few() -> None:
+    """As one does whose window has yet to open: they wait here."""
+    votes = 2 * DEFAULT.ops_in_flight + DEFAULT.zero_contributions + 1
+    with Engine() as a, Engine() as b:
+        for engine, end in zip((a, b), tcp_pair(), strict=True):
+            for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+                end.setsockopt(socket.SOL_SOCKET, option, 4096)
+            engine.open_link(1, LANES, epoch=1)
+            engine.attach_lane(1, LANES, hand_over(end))
+        assert all(a.send_note(1, b"%d" % i) for i in range(votes))
+        came: list[bytes] = []
+        while len(came) < votes:
+            assert select.select([b.notes_fd], [], [], DEADLINE)[0]
+            came += [note.note for note in b.notes()]
+            a.notes()  # what waits leaves
+        assert came == [b"%d" % i for i in range(votes)]
 
 
 def test_a_link_whose_other_end_takes_no_notes_breaks_when_the_engine_has_one_to_say() -> None:

@@ -81,6 +81,32 @@ def test_a_lane_for_notes_that_breaks_costs_no_round_and_no_epoch(group: tuple[P
     assert broke > 4
 
 
+@pytest.mark.parametrize("held", [0.0, 1.0], ids=["at once", "later"])
+def test_all_lanes_of_a_link_that_are_reset_cost_no_round_and_no_epoch(
+    group: tuple[Proxies, list[Any]], held: float
+) -> None:
+    """In the middle of an operation, as a home router does that is started again; new ones come through later."""
+    proxies, comms = group
+    epoch = comms[0].epoch
+    for ends in permutations(range(PEERS), 2):
+        proxies.add("slow", *ends, amount=4e6)
+    for source, to in ((0, 1), (2, 1), (0, 2)):
+        tensors = [contribution(i, COUNT) for i in range(PEERS)]
+        running = Background(lambda i, tensors=tensors: attempt(lambda: comms[i].all_reduce(tensors[i])), PEERS)
+        time.sleep(0.1)  # in the middle is the test
+        refuses = [proxies.add("refuse", *ends) for ends in ((source, to), (to, source)) if held]
+        reset = proxies.add("reset", source, to), proxies.add("reset", to, source)
+        assert not any(running.finished)
+        assert any(proxies.fired(rule, 1) for rule in reset)
+        time.sleep(held)
+        for rule in (*refuses, *reset):
+            proxies.clear(rule)
+        outcomes = running.results(30)
+        assert [(one.receipt.attempts, one.receipt.epoch) for one in outcomes] == [(1, epoch)] * PEERS
+        assert sorted(check_agreed(outcomes, tensors)) == ["m0", "m1", "m2"]
+        assert all((tensor == np.float32(111)).all() for tensor in tensors)
+
+
 @pytest.mark.parametrize(("kind", "amount"), [("delay", 0.3), ("slow", 1e6)])
 def test_slow_lanes_cost_time_and_nobody(group: tuple[Proxies, list[Any]], kind: str, amount: float) -> None:
     proxies, comms = group

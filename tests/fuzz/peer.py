@@ -109,10 +109,10 @@ class Peer:
                 case links.Welcome(_, number, lane):
                     if self.chance.pick(4) and self.links.awaits(number, lane):
                         self.link(links.Attached(number, lane))
-                case links.LinksUp() | links.P2PUp() | links.NotesLost() | links.LinkLost() | links.LinkUnreachable():
-                    self.run(self.member.links_say(command))
-                case _:
+                case links.OpenLink() | links.MoveLink() | links.CloseLink() | links.Refuse():
                     pass
+                case told:
+                    self.run(self.member.links_say(told))
 
     def hear(self, message: Any) -> None:
         if self.member.addressed(message):

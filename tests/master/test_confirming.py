@@ -85,7 +85,8 @@ class Story:
         at = next(at for at, member in enumerate(ring) if member.daemon.name == daemon)
         for other in dict.fromkeys((ring[at - 1], ring[(at + 1) % len(ring)])):
             if other is not ring[at]:
-                told = m.LinkDown(GROUP, other.mid, self.room.epoch, ring[at].mid, "lost", "reset")
+                kind = self._random.choice(("broken", "lost"))
+                told = m.LinkDown(GROUP, other.mid, self.room.epoch, ring[at].mid, kind, "reset")
                 self._at(self._random.choice((0.0, 0.01, 0.06)), lambda of=other.daemon.name, t=told: self._tell(of, t))
 
     def _tell(self, daemon: str, told: m.FromPeer) -> None:

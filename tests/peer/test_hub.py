@@ -59,7 +59,7 @@ class End:
         Links that are lost lose one lane after the other: that of the lane for notes is passed over.
         """
         told = await self._heard.receive()
-        while isinstance(told, core.NotesLost) and kind is not core.NotesLost:
+        while isinstance(told, core.NotesLost | core.LinkBroken) and kind is not type(told):
             told = await self._heard.receive()
         assert isinstance(told, kind), told
         return told
@@ -111,10 +111,11 @@ async def test_notes_pass_between_members_and_lanes_that_break_are_dialled_again
             assert (await a.hears(core.Noted)).note == b"and back"
             # once more over another set, since bytes are lost
             a.hub.lane_down(LaneDown(a.link.number, LANES, 0, "it broke"))
+            assert "it broke" in (await a.hears(core.LinkLost)).reason
+            assert "a set that is not up here" in (await b.hears(core.LinkLost)).reason, "it did not wait for more"
             for end in ends:
-                await end.hears(core.LinkLost)
                 await end.hears(core.LinksUp)
-        for nth, end in enumerate(ends, 2):  # a lane that carries data is dialled again, and nobody is told
+        for nth, end in zip((3, 5), ends, strict=True):  # a lane that carries data is dialled again, and nobody is told
             watched = end.hub._watched[end.link.number][0]
             assert isinstance(watched, WatchedSocket)
             watched._socket.shutdown(socket.SHUT_RDWR)
@@ -130,7 +131,7 @@ async def test_notes_pass_between_members_and_lanes_that_break_are_dialled_again
             await end.hears(core.NotesLost)
             await end.hears(core.LinksUp)
             assert end.link.up
-            assert end.link.connections[LANES] == 2
+            assert end.link.connections[LANES] == 3
         b.hub.send_note(b.owner, 1, b"said again")
         assert (await a.hears(core.Noted)).note == b"said again"
         while a.engine.send_note(a.link.number, bytes(128)):

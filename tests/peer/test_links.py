@@ -113,18 +113,18 @@ def test_a_lane_whose_bytes_go_over_others_is_dialled_again_alone() -> None:
     assert end.links.deadline() == 3.0
     [again] = end.links.step(core.Tick(), 3.0)
     assert isinstance(again, core.Dial)
-    assert [(hello.lane, hello.connection, hello.generation) for hello in again.hellos] == [(3, 2, 1)]
+    assert [(hello.lane, hello.connection, hello.generation) for hello in again.hellos] == [(3, 3, 1)]
     assert end.links.step(core.LaneLost(dial.number, 3, 1, "late word of the first"), 3.1) == []
     assert end.links.step(core.NotAttached(dial.number, 3, "refused"), 3.2) == []
     assert 3.2 < end.links.deadline() < 4.2
     [again] = end.links.step(core.Tick(), 4.2)
     assert isinstance(again, core.Dial)
-    assert again.hellos[0].connection == 3
-    assert end.links.awaits(dial.number, 3, 3)
-    assert not end.links.awaits(dial.number, 3, 2), "the one before, late"
+    assert again.hellos[0].connection == 5
+    assert end.links.awaits(dial.number, 3, 5)
+    assert not end.links.awaits(dial.number, 3, 3), "the one before, late"
     assert end.links.step(core.Attached(dial.number, 3), 4.3) == []
     assert end.links.deadline() == inf
-    end.links.step(core.LaneLost(dial.number, 3, 3, "reset"), 4.4)
+    end.links.step(core.LaneLost(dial.number, 3, 5, "reset"), 4.4)
     assert end.links.deadline() > 4.4, "it breaks as soon as it is up"
 
 
@@ -135,6 +135,10 @@ def test_a_lane_that_cannot_be_had_again_costs_the_link_in_time() -> None:
     end.attach(welcome.number)
     assert end.links.step(core.LaneLost(welcome.number, 4, 1, "reset"), 3.0) == []
     assert end.links.step(core.LaneLost(welcome.number, 5, 1, "reset"), 4.0) == []
+    assert end.links.deadline() == 3.0 + DEFAULT.link_timeout / 4
+    [dial] = end.links.step(core.Tick(), 3.0 + DEFAULT.link_timeout / 4)
+    assert isinstance(dial, core.Dial)
+    assert [hello.lane for hello in dial.hellos] == [4, 5]
     assert end.links.deadline() == 3.0 + DEFAULT.link_timeout
     assert only(end.links.step(core.Tick(), 3.0 + DEFAULT.link_timeout), core.LinkLost)
 
@@ -152,21 +156,140 @@ def test_the_lane_for_notes_is_dialled_again_and_the_member_knows_when_it_is_not
         assert (1 in end.owner.up(channel)) == (not told), "sends and recvs need no notes"
         [again] = only(end.links.step(core.Tick(), 3.0), core.Dial)
         assert isinstance(again, core.Dial)
-        assert [(hello.lane, hello.connection) for hello in again.hellos] == [(8, 2)]
+        assert [(hello.lane, hello.connection) for hello in again.hellos] == [(8, 3)]
         said = end.links.step(core.Attached(dial.number, 8), 3.1)
         assert said == ([core.LinksUp(end.owner, 1)] if told else [])
         assert 1 in end.owner.up(channel)
 
 
-def test_a_link_of_which_all_lanes_are_lost_is_lost_at_once() -> None:
+def broken(end: End, number: int, now: float) -> None:
+    """All lanes of the link break, and the member hears so of the last one."""
+    link = end.links.open()[number]
+    for lane in range(8, -1, -1):
+        said = end.links.step(core.LaneLost(number, lane, link.connections.get(lane, 1), "reset"), now)
+        told = core.LinkBroken(end.owner, link.other, link.channel, "reset")
+        assert [one for one in said if not isinstance(one, core.NotesLost)] == ([] if lane else [told])
+
+
+def test_a_link_that_loses_all_its_lanes_goes_on_with_others_and_the_member_hears_at_once() -> None:
     """The other end may be gone, and the master is to hear of it."""
     end = End(2, {1})
     [dial] = only(end.entered, core.Dial)
     assert isinstance(dial, core.Dial)
     end.attach(dial.number)
-    for lane in range(8, 0, -1):
-        assert not only(end.links.step(core.LaneLost(dial.number, lane, 1, "reset"), 3.0), core.LinkLost)
-    assert only(end.links.step(core.LaneLost(dial.number, 0, 1, "reset"), 3.0), core.LinkLost)
+    broken(end, dial.number, 3.0)
+    [again] = end.links.step(core.Tick(), 3.0)
+    assert isinstance(again, core.Dial)
+    assert [(hello.lane, hello.connection) for hello in again.hellos] == [(lane, 3) for lane in range(9)]
+    for lane in range(9):
+        assert end.links.step(core.NotAttached(dial.number, lane, "refused"), 3.01) == []
+    assert end.links.deadline() == 3.01 + DEFAULT.redial_interval, "one pause, not nine"
+    [again] = end.links.step(core.Tick(), end.links.deadline())
+    assert isinstance(again, core.Dial)
+    assert [(hello.lane, hello.connection) for hello in again.hellos] == [(lane, 5) for lane in range(9)]
+    said = [end.links.step(core.Attached(dial.number, lane), 3.1) for lane in range(9)]
+    assert said == [[]] * 8 + [[core.LinksUp(end.owner, 1)]]
+    assert end.links.deadline() == inf
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_link_whose_lanes_stay_away_is_lost_and_out_of_reach_after_link_timeout(hangs: bool) -> None:
+    """Whether dials are refused or hang."""
+    end = End(2, {1})
+    [dial] = only(end.entered, core.Dial)
+    assert isinstance(dial, core.Dial)
+    end.attach(dial.number)
+    broken(end, dial.number, 3.0)
+    said, now, dials = list[core.Command](), 3.0, 0
+    while not only(said, core.LinkLost):
+        now = end.links.deadline()
+        said = end.links.step(core.Tick(), now)
+        dials += len(only(said, core.Dial))
+        for lane in range(0 if hangs or only(said, core.LinkLost) else 9):
+            end.links.step(core.NotAttached(dial.number, lane, "refused"), now)
+    assert now == 3.0 + DEFAULT.link_timeout
+    assert (dials == 1) if hangs else (7 < dials < 12)
+    assert [type(one) for one in said if isinstance(one, core.Told)] == [core.LinkLost, core.LinkUnreachable]
+
+
+def test_lanes_that_come_up_and_break_at_once_again_and_again_cost_the_link_in_time() -> None:
+    end = End(2, {1})
+    [dial] = only(end.entered, core.Dial)
+    assert isinstance(dial, core.Dial)
+    end.attach(dial.number)
+    broken(end, dial.number, 3.0)
+    now = 3.0
+    while not only(said := end.links.step(core.Tick(), now), core.LinkLost):
+        assert only(said, core.Dial)
+        for lane in range(9):
+            end.links.step(core.Attached(dial.number, lane), now)
+        broken(end, dial.number, now + 0.1)
+        now = end.links.deadline()
+    assert now == 3.0 + DEFAULT.link_timeout
+
+
+def test_the_end_that_was_dialled_dials_when_its_patience_is_over_and_neither_takes_an_older_connection() -> None:
+    elder, younger = End(1, {2}), End(2, {1})
+    [dial] = only(younger.entered, core.Dial)
+    assert isinstance(dial, core.Dial)
+    younger.attach(dial.number)
+    generation = dial.hellos[0].generation
+    [welcome] = only(elder.knock(2, generation), core.Welcome)
+    assert isinstance(welcome, core.Welcome)
+    elder.attach(welcome.number)
+    broken(elder, welcome.number, 3.0)
+    assert elder.links.deadline() == 3.0 + DEFAULT.link_timeout / 4
+    [back] = elder.links.step(core.Tick(), elder.links.deadline())
+    assert isinstance(back, core.Dial)
+    hello = back.hellos[5]
+    assert (hello.generation, hello.connection % 2) == (generation, 0)
+    # The younger has noticed nothing, or dials in vain.
+    for said in (
+        younger.knock(1, generation + 1, 5, connection=hello.connection),  # there is no such set
+        younger.knock(1, generation, 5, connection=hello.connection + 1),  # it was not made there
+    ):
+        assert [refused.over for refused in said if isinstance(refused, core.Refuse)] == [True]
+    said = younger.knock(1, generation, 5, connection=hello.connection)
+    assert said == [core.Welcome(younger.knocks, dial.number, 5)]
+    assert younger.links.deadline() == 2.0 + DEFAULT.link_timeout, "it leaves that lane to the elder now"
+    assert younger.links.awaits(dial.number, 5, hello.connection)
+    [refused] = younger.knock(1, generation, 5, connection=2)
+    assert refused == core.Refuse(younger.knocks, "connection 2 of lane 5 of a set that is not up here", over=False)
+    assert younger.links.step(core.NotAttached(dial.number, 5, "it went away"), 4.0) == []
+    [again] = younger.links.step(core.Tick(), younger.links.deadline())
+    assert isinstance(again, core.Dial)
+    assert again.hellos[0].connection == hello.connection + 1
+    assert only(elder.knock(2, generation, 5, connection=hello.connection + 1), core.Welcome), "the newer one"
+    assert only(elder.knock(2, generation, 5, connection=3), core.Refuse)
+
+
+def test_who_cannot_dial_waits_for_the_other_end_until_link_timeout() -> None:
+    end = End(1, {2})
+    with_ways(end, 2, (2, 1, Way.direct))
+    [welcome] = only(end.knock(2, 5), core.Welcome)
+    assert isinstance(welcome, core.Welcome)
+    end.attach(welcome.number)
+    broken(end, welcome.number, 3.0)
+    assert end.links.deadline() == 3.0 + DEFAULT.link_timeout
+    assert only(end.links.step(core.Tick(), end.links.deadline()), core.LinkLost)
+
+
+@pytest.mark.parametrize("round_only", [False, True])
+def test_another_round_or_epoch_while_all_lanes_are_away(round_only: bool) -> None:
+    """The engine's link goes along; nothing is said to be up before its lane for notes is."""
+    end = End(2, {1})
+    [dial] = only(end.entered, core.Dial)
+    assert isinstance(dial, core.Dial)
+    end.attach(dial.number)
+    broken(end, dial.number, 3.0)
+    end.links.step(core.Tick(), 3.0)
+    said = end.links.ask(end.owner, core.Round(1), 3.1) if round_only else end.enter(2, {1})
+    assert only(said, core.MoveLink)
+    assert not only(said, core.Dial)
+    assert end.owner.up(core.COLLECTIVES) == frozenset()
+    told = [end.links.step(core.Attached(dial.number, lane), 3.2) for lane in range(9)]
+    assert told[-1] == [core.LinksUp(end.owner, 1 if round_only else 2)]
+    assert end.owner.up(core.COLLECTIVES) == {1}
 
 
 def test_the_end_that_was_dialled_takes_the_newest_connection_of_a_lane() -> None:
@@ -175,10 +298,10 @@ def test_the_end_that_was_dialled_takes_the_newest_connection_of_a_lane() -> Non
     assert isinstance(welcome, core.Welcome)
     end.attach(welcome.number)
     assert only(end.knock(2, 5, 3), core.Refuse), "the first one is there"
-    assert end.knock(2, 5, 3, connection=2) == [core.Welcome(end.knocks, welcome.number, 3)]
-    assert end.links.awaits(welcome.number, 3, 2)
-    assert only(end.knock(2, 5, 3, connection=2), core.Refuse), "once"
-    assert only(end.knock(2, 5, 9, connection=2), core.Refuse), "there is none"
+    assert end.knock(2, 5, 3, connection=3) == [core.Welcome(end.knocks, welcome.number, 3)]
+    assert end.links.awaits(welcome.number, 3, 3)
+    assert only(end.knock(2, 5, 3, connection=3), core.Refuse), "once"
+    assert only(end.knock(2, 5, 9, connection=3), core.Refuse), "there is none"
     assert only(end.knock(2, 6, 0, connection=7), core.Refuse), "a set begins with the first connections"
     assert end.links.step(core.LaneLost(welcome.number, 3, 1, "late word"), 3.0) == []
     assert end.links.step(core.Attached(welcome.number, 3), 3.0) == []
@@ -442,7 +565,7 @@ def test_a_lane_that_comes_up_and_breaks_at_once_was_not_had_again() -> None:
     assert isinstance(dial, core.Dial)
     end.attach(dial.number)
     now, said = 3.0, list[core.Command]()
-    for connection in range(1, 100):
+    for connection in range(1, 200, 2):
         said = end.links.step(core.LaneLost(dial.number, 8, connection, "reset"), now)
         now = max(now, end.links.deadline())
         said = end.links.step(core.Tick(), now)
@@ -465,28 +588,6 @@ def test_a_dial_that_takes_long_holds_up_no_other_lane() -> None:
         [again] = only(end.links.step(core.Tick(), now), core.Dial)
         assert isinstance(again, core.Dial)
         assert [hello.lane for hello in again.hellos] == [lane]
-
-
-def test_who_waits_to_be_dialled_for_notes_ends_the_link_when_its_patience_is_over() -> None:
-    """The other end may not have noticed, and nothing else can tell it."""
-    end = End(1, {2})
-    [welcome] = only(end.knock(2, 5), core.Welcome)
-    assert isinstance(welcome, core.Welcome)
-    end.attach(welcome.number)
-    end.links.step(core.LaneLost(welcome.number, 8, 1, "reset"), 3.0)
-    assert end.links.deadline() == 3.0 + DEFAULT.link_timeout / 4
-    assert only(end.links.step(core.Tick(), end.links.deadline()), core.LinkLost)
-
-
-def test_a_link_without_any_lane_is_lost_when_the_last_handshake_fails() -> None:
-    end = End(1, {2})
-    [welcome] = only(end.knock(2, 5), core.Welcome)
-    assert isinstance(welcome, core.Welcome)
-    end.attach(welcome.number)
-    for lane in range(8):
-        end.links.step(core.LaneLost(welcome.number, lane, 1, "reset"), 3.0)
-    assert only(end.knock(2, 5, 8, connection=2), core.Welcome)
-    assert only(end.links.step(core.NotAttached(welcome.number, 8, "it went away"), 3.1), core.LinkLost)
 
 
 def test_one_that_is_heard_again_is_told_so_while_a_neighbour_is_not() -> None:

@@ -892,7 +892,9 @@ def test_what_the_links_say(p2p: bool) -> None:
     assert d.member.links_say(told[not p2p]) == []
     assert kinds(d.member.links_say(told[p2p])) == ["StartOp"]
     assert d.member.links_say(links.LinkLost(up, three, 1 - channel, "reset")) == []  # nothing uses that one
+    assert d.member.links_say(links.LinkBroken(up, three, 1 - channel, "reset")) == []
     for trouble, kind in (
+        (links.LinkBroken(up, three, channel, "reset"), "broken"),
         (links.LinkLost(up, three, channel, "reset"), "lost"),
         (links.LinkUnreachable(up, three, channel, "refused"), "unreachable"),
     ):

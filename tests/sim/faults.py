@@ -283,6 +283,17 @@ class Faults:
             self._world.blame(end.other.process.name)
             end.process.run(lambda: end.broken_unheard("timed out"))
 
+    def reset_link(self) -> None:
+        """All lanes of a pair break, heard by both ends or by one; perhaps none comes through for a while."""
+        if ends := self._pair():
+            if self._random.random() < 0.5:
+                self._cut([ends, ends[::-1]], self._random.uniform(0.0, 1.5 * self._world.limits.link_timeout))
+            unheard = self._random.random() < 0.4
+            for end in list(self._world.network.ends):
+                if end.kind == "lane" and (end.process.host, end.other.process.host) == ends:
+                    how = end.broken_unheard if unheard else end.broken
+                    end.process.run(lambda how=how: how("connection reset"))
+
     def break_lane(self) -> None:
         self._break("lane")
 

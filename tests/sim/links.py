@@ -102,15 +102,16 @@ class LinkHub:
                 end, hello = self._knocking.pop(knock)
                 owner = next(one for one in self.core.members if one.mid == hello.receiver)
                 key = owner, hello.sender, hello.channel
-                newest = self._taken[key] = max(hello.generation, self._taken.get(key, 0))
-                self._world.judge.check(hello.generation == newest, f"{hello} was let in after generation {newest}")
+                if hello.connection % 2:  # else it is of a set that was dialled from here
+                    newest = self._taken[key] = max(hello.generation, self._taken.get(key, 0))
+                    self._world.judge.check(hello.generation == newest, f"{hello} was let in after generation {newest}")
                 end.send(m.LaneWelcome(self._process.name))
                 came: list[Any] = []  # in the socket, until the engine has it: sending takes a turn
                 end.on_message = came.append
                 self._process.after(0.0, partial(self._hand_over, number, hello, end, came))
-            case core.Refuse(knock, reason):
+            case core.Refuse(knock, reason, over):
                 end, _ = self._knocking.pop(knock)
-                end.send(m.LaneRefused(reason))
+                end.send(m.LaneRefused(reason, over=over))
                 end.close("refused")
             case _:
                 if isinstance(command, core.LinksUp):
@@ -158,6 +159,8 @@ class LinkHub:
         def greeted(end: End, answer: m.LaneWelcome | m.LaneRefused) -> None:
             if isinstance(answer, m.LaneRefused):
                 fail(answer.reason)
+                if answer.over:
+                    self.step(core.Broken(number, answer.reason))
             elif answer.daemon != other.daemon:
                 fail(f"expected daemon {other.daemon}, got {answer.daemon}")
             else:
@@ -198,6 +201,8 @@ def brief(command: core.Command) -> str:
             return f"those of {owner.mid} for sends and recvs to {sorted(owner.up(core.P2P))} are up"
         case core.NotesLost(owner, other):
             return f"{owner.mid} is not heard by {other.name}"
+        case core.LinkBroken(owner, other, channel, reason):
+            return f"all lanes of {owner.mid} to {other.name}, channel {channel}, are lost: {reason}"
         case core.LinkLost(owner, other, channel, reason):
             return f"{owner.mid} has lost that to {other.name}, channel {channel}: {reason}"
         case core.LinkUnreachable(owner, other, reason):

@@ -12,7 +12,7 @@ FAULTS = (
     "isolate", "clog", "break_lane", "break_control", "kill_client", "leave", "join", "slow_client", "kill_master",
     "cut_short_master", "lose_journal", "pause_master", "takeover", "flip", "exchange", "differ", "only_one_left",
     "late_dials", "filter_sends", "filter_collectives", "break_unheard", "reset_control", "cut_off_master", "lose_site",
-    "full_disk", "store_away", "refuse_write",
+    "full_disk", "store_away", "refuse_write", "reset_link",
 )  # fmt: skip
 MASTER_ONLY = ("kill_master", "cut_short_master", "pause_master", "takeover", "reset_control", "cut_off_master")
 BESIDE = ("reset_all",)  # in worlds of its own: nobody may be evicted for it

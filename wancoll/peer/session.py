@@ -598,7 +598,7 @@ class Session:
         if isinstance(told, links.LinksUp | links.P2PUp):
             self.hold()
             self._forget_prepared()  # a link that was dialled anew has another number, also within one epoch
-        if isinstance(told, links.LinkLost):
+        if isinstance(told, links.LinkBroken | links.LinkLost):
             self._recovery.noticed(trio.current_time())
         try:
             self.run(self.member.links_say(told, self._daemon.now()))

@@ -112,6 +112,7 @@ class Proxy:
                 async with trio.open_nursery() as nursery:
                     for inward, source in ((True, near), (False, far)):
                         nursery.start_soon(self._drop_while_cut, lane, inward, source)
+                        nursery.start_soon(self._end_when_reset, lane, inward, nursery.cancel_scope)
                     await _others_run()  # nobody can answer before that
                     try:
                         await _send(far, hello)
@@ -155,7 +156,7 @@ class Proxy:
             met = rule.kind in kinds and rule.source in (-1, source) and rule.to in (-1, to)
             met = met and rule.lane in (-1, lane.number)
             met = met and rule.sends in (None, lane.sends)
-            if met and (rule.kind != "freeze" or lane.born < rule.id):
+            if met and (rule.kind not in ("freeze", "reset") or lane.born < rule.id):
                 return rule
         return None
 
@@ -240,6 +241,13 @@ class Proxy:
             await _send(to, view[:piece])
             view = view[piece:]
             await trio.sleep(_SLICE)
+
+    async def _end_when_reset(self, lane: Lane, inward: bool, scope: trio.CancelScope) -> None:
+        """End the connection at once where a rule says so, as a router does that forgets all that it had."""
+        while (rule := self._rule(lane, inward=inward, kinds=("reset",))) is None:
+            await self._changed.wait()
+        self._fire(rule)
+        scope.cancel()
 
     async def _drop_while_cut(self, lane: Lane, inward: bool, source: Any) -> None:
         """While *source* is cut off the kernel drops its packets unseen, as a cut line does, acknowledgements too."""

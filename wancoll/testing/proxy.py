@@ -79,8 +79,8 @@ class Proxies(AbstractContextManager["Proxies"]):
 
         Args:
             kind: "oneway" (bytes are lost, acknowledgements too), "slow", "delay", "freeze" (nothing more is read from
-                the lanes that there are), "refuse" (new lanes that *source* dials, as a firewall), "truncate" (the
-                connection ends), "flip" (a bit). The last two apply once.
+                the lanes that there are), "reset" (those end), "refuse" (new lanes that *source* dials, as a
+                firewall), "truncate" (the connection ends), "flip" (a bit). The last two apply once.
             source: index of the daemon whose bytes are concerned; -1: any.
             to: index of the one that they are for; -1: any.
             lane: its number, of sealed lanes as they were dialled; -1: all.

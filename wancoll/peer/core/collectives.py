@@ -526,6 +526,10 @@ class Collectives(OpTable):
             op.hearers = tuple(mid for mid in op.hearers if mid != other)
         return self._need_links()
 
+    def relies_on(self, other: int) -> bool:
+        """Whether the epoch cannot go on without the link to member *other*."""
+        return other in self.view.neighbours or self.uses(other)
+
     def link_lost(self, other: int, reason: str) -> list[cmd.Command]:
         """The link to member *other* broke: what was on it is lost, so the epoch cannot finish the ops that use it.
 
@@ -533,7 +537,7 @@ class Collectives(OpTable):
         they go on in another round as soon as the link is up again, unless the master ends the epoch (C12).
         """
         missing = self.notes_lost(other)
-        if other not in self.view.neighbours and not self.uses(other):
+        if not self.relies_on(other):
             return (self._start_waiting() if self._ready and self._held else []) + missing
         self._ready = False
         commands = [self._master_session.link_down(self.view, other, "lost", reason)]

@@ -2,12 +2,14 @@
 
 A link joins two members; this is one end of it. It has as many lanes (connections) as the plan says, and another one
 after them, for notes. One end dials them all, as one set; the link is up when all of a set are here. Where a lane's
-connection is lost later, and the engine says that its bytes go over others, the link stays up, and that end dials the
-lane again, the first time at once; both know each connection of a lane by a number. So is the lane for notes, with what
-was said over it. The link is lost with the last of its lanes, with one that did not come up again for link_timeout, and
-with one of which the engine says that its bytes are lost, too; then another set is made. Each set has a *number* of its
-own here, the engine's name of the link: what still comes for an older one finds nothing and is dropped. The dialler
-counts its sets (*generation*); the highest wins, so lanes of two dials are never mixed, however late they come.
+connection is lost later, and the engine says that its bytes can be sent again, the link stays up, and that end dials
+the lane again, the first time at once. So does the other end when its patience is over (see below): the first may not
+have noticed, or not get through. Both know each connection of a lane by a number: odd ones are dialled by the end that
+made the set, even ones by the other. The lane for notes loses what was said over it, too. The link is lost with a lane
+that did not come up again for link_timeout, and with one of which the engine says that its bytes are lost; then another
+set is made. Each set has a *number* of its own here, the engine's name of the link: what still comes for an older one
+finds nothing and is dropped. The dialler counts its sets (*generation*); the highest wins, so lanes of two dials are
+never mixed, however late they come.
 
 Who dials: links between ring neighbours, spare ones (which a ring without a neighbour needs) and those for sends and
 recvs (another channel of the pair, which only the two know of) are *agreed*: both ends learn at the same time that they
@@ -29,9 +31,9 @@ A link that nobody wants any more comes to rest at its next turn; one that is up
 breaks as soon as it is up is dialled as seldom as one that cannot be dialled.
 
 The member is told LinksUp when all its neighbours' links are up, and again when another one is; P2PUp, alike;
-NotesLost of one that is up over which nothing can be said, until LinksUp says that it can; LinkLost of one that was up;
-LinkUnreachable of one that is needed and was not up for link_timeout, by the end that can
-know.
+NotesLost of one that is up over which nothing can be said, until LinksUp says that it can; LinkBroken of one that has
+lost all its lanes; LinkLost of one that was up; LinkUnreachable of one that is needed and was not up for link_timeout,
+by the end that can know.
 """
 
 from __future__ import annotations
@@ -50,6 +52,7 @@ from wancoll.wire.note import ROUND_BITS
 
 COLLECTIVES, P2P = 0, 1  # channels
 LONGEST_PAUSE = 1.0  # seconds between dials
+_LEAP = 1 << 10  # connections of a lane: above all that the other end may have dialled in vain
 
 
 class State(Enum):
@@ -121,9 +124,8 @@ class Link:
     welcomed: set[int] = field(default_factory=set)  # lanes of their set that were let in
     attached: set[int] = field(default_factory=set)
     connections: dict[int, int] = field(default_factory=dict)  # by lane, of those that had more than one: the newest
-    dialled_again: set[int] = field(default_factory=set)  # lanes, which the shell has not answered
+    dialled_again: set[int] = field(default_factory=set)  # lanes, by either end, which the shell has not answered
     lost: dict[int, float] = field(default_factory=dict)  # lanes, and since when
-    silent_since: float = inf  # when the lane for notes was lost, if it is
     restored: dict[int, tuple[float, float]] = field(default_factory=dict)  # lanes: since when lost, when up again
     raised_at: float | None = None  # since when it is on its way up, or was last said to be out of reach
     pause: float = 0.0  # after the next dial that fails
@@ -346,10 +348,11 @@ class Welcome(Struct, frozen=True):
 
 
 class Refuse(Struct, frozen=True):
-    """Answer the knock and close its connection."""
+    """Answer the knock and close its connection. *over*: the whole set is of no use any more."""
 
     knock: int
     reason: str
+    over: bool = False
 
 
 class LinksUp(Struct, frozen=True):
@@ -370,6 +373,15 @@ class NotesLost(Struct, frozen=True):
 
     owner: MemberLinks
     other: m.MemberInfo
+
+
+class LinkBroken(Struct, frozen=True):
+    """A link that is up has lost all its lanes: perhaps its other end is gone; else they come up again."""
+
+    owner: MemberLinks
+    other: m.MemberInfo
+    channel: int
+    reason: str
 
 
 class LinkLost(Struct, frozen=True):
@@ -402,7 +414,7 @@ class Noted(Struct, frozen=True):
     note: bytes
 
 
-Told = LinksUp | P2PUp | NotesLost | LinkLost | LinkUnreachable | Noted
+Told = LinksUp | P2PUp | NotesLost | LinkBroken | LinkLost | LinkUnreachable | Noted
 Command = OpenLink | MoveLink | CloseLink | Dial | Welcome | Refuse | Told
 
 
@@ -493,8 +505,8 @@ class Links:
                 link = self._open.get(number)
                 if link is not None and connection == link.connections.get(lane, 1):
                     self._lose_lane(link, lane, reason, now, out)
-                    if link.up and not link.attached:  # perhaps the other end is gone: the member is to hear at once
-                        self._lose(link, reason, now, out)
+                    if link.up and not link.attached:
+                        out.append(LinkBroken(link.owner, link.other, link.channel, reason))
             case NotAttached(number, lane, reason):
                 if number in self._open:
                     self._not_attached(self._open[number], lane, reason, now, out)
@@ -601,7 +613,7 @@ class Links:
         if link.number:
             del self._open[link.number]
             out.append(CloseLink(link.number))
-        link.number, link.state, link.due, link.silent_since = 0, State.idle, inf, inf
+        link.number, link.state, link.due = 0, State.idle, inf
         for lanes in (link.attached, link.welcomed, link.connections, link.lost, link.restored, link.dialled_again):
             lanes.clear()
 
@@ -621,10 +633,8 @@ class Links:
         if link.up:
             link.dialled_again.discard(lane)
             link.restored[lane] = link.lost.pop(lane, now), now
-            if lane == link.notes:
-                link.silent_since = inf
-                if link.channel == COLLECTIVES:
-                    _tell_up(link.owner, COLLECTIVES, out)
+            if lane == link.notes and link.channel == COLLECTIVES:
+                _tell_up(link.owner, COLLECTIVES, out)
             self._plan_restore(link, now)
         elif len(link.attached) == lanes_of(link.owner.epoch.plan):
             link.state, link.changed_at, link.failures = State.up, now, 0
@@ -642,48 +652,50 @@ class Links:
         since, up = link.restored.get(lane, (now, -inf))
         calm = now - up >= LONGEST_PAUSE / 2  # else it comes up and breaks again and again, and was not had again
         link.lost.setdefault(lane, now if calm else since)
-        if lane == link.notes:
-            link.silent_since = now
-            if link.channel == COLLECTIVES:
-                out.append(NotesLost(link.owner, link.other))
+        if lane == link.notes and link.channel == COLLECTIVES:
+            out.append(NotesLost(link.owner, link.other))
         if calm:
             link.pause = self._limits.redial_interval
-        self._plan_restore(link, now if calm else now + self._pause(link))
+        self._plan_restore(link, now if calm else self._again_at(link, now))
 
     def _not_attached(self, link: Link, lane: int, reason: str, now: float, out: list[Command]) -> None:
         link.dialled_again.discard(lane)
-        if not link.up or not link.attached:
-            self._lose(link, reason, now, out)
-        else:
+        if link.up:
             link.reason = reason
-            self._plan_restore(link, now + self._pause(link))
+            self._plan_restore(link, self._again_at(link, now))
+        else:
+            self._lose(link, reason, now, out)
+
+    def _again_at(self, link: Link, now: float) -> float:
+        """When to dial again what has just failed: with the others that failed just now."""
+        return link.due if now < link.due < self._too_late(link) else now + self._pause(link)
 
     def _plan_restore(self, link: Link, at: float) -> None:
-        """See that lanes that are lost are dialled again, *at* then, by the end that has dialled them."""
-        dials = link.ours and link.lost.keys() - link.dialled_again
-        link.due = min(at if dials else inf, self._too_late(link))
+        """See that lanes that are lost are dialled again, *at* then, by the end whose turn it is."""
+        since = min(link.lost.values(), default=inf)
+        turn = -inf if link.ours else inf if link.one_way else self._patience(since)
+        dials = link.lost.keys() - link.dialled_again
+        link.due = min(max(at, turn) if dials else inf, self._too_late(link))
 
     def _too_late(self, link: Link) -> float:
-        """When a lane has been lost for so long that the link is.
-
-        The end that dials may not have noticed: of the lane for notes it cannot be told, but by the end of the link.
-        """
-        late = min(link.lost.values(), default=inf) + self._limits.link_timeout
-        return late if link.ours else min(late, self._patience(link.silent_since))
+        """When a lane has been lost for so long that the link is."""
+        return min(link.lost.values(), default=inf) + self._limits.link_timeout
 
     def _restore(self, link: Link, now: float, out: list[Command]) -> None:
         if now >= self._too_late(link):
+            if link.ours and not link.attached:  # it was dialled in vain all the time
+                link.raised_at = min(link.lost.values())
             self._lose(link, f"a lane to {link.other.name} cannot be had again: {link.reason}", now, out)
         elif link.other.daemon in self._cut:
             self._plan_restore(link, now + self._pause(link))
         else:
-            lanes = sorted(link.lost.keys() - link.dialled_again) if link.ours else []
+            lanes = sorted(link.lost.keys() - link.dialled_again)
             for lane in lanes:
-                link.connections[lane] = link.connections.get(lane, 1) + 1
+                newest = link.connections.get(lane, 1)
+                link.connections[lane] = newest + 1 + newest % 2 if link.ours else (newest | 1) + _LEAP - 1
             link.dialled_again.update(lanes)
             self._plan_restore(link, now)
-            if lanes:
-                out.append(self._to_dial(link, lanes))
+            out.append(self._to_dial(link, lanes))
 
     def _lose(self, link: Link, reason: str, now: float, out: list[Command]) -> None:
         """The set is of no use any more: another one is made, if the link is wanted."""
@@ -752,14 +764,16 @@ class Links:
 
     def _to_dial(self, link: Link, lanes: Iterable[int]) -> Dial:
         instead = m.Way.punched if link.planned is m.Way.punched else m.Way.direct
-        return Dial(link.number, link.other, self._hellos(link, lanes), link.way, instead)
+        way = link.way if link.ours else link.planned or m.Way.direct
+        return Dial(link.number, link.other, self._hellos(link, lanes), way, instead)
 
     def _hellos(self, link: Link, lanes: Iterable[int]) -> tuple[m.LaneHello, ...]:
         epoch = link.owner.epoch
         assert epoch is not None
         what = epoch.group, epoch.key, link.owner.mid, link.other.mid, link.channel, wire_plan(epoch)
+        generation = link.generation if link.ours else link.accepted
         return tuple(
-            m.LaneHello(PROTOCOL_VERSION, *what, lane, link.generation, connection=link.connections.get(lane, 1))
+            m.LaneHello(PROTOCOL_VERSION, *what, lane, generation, connection=link.connections.get(lane, 1))
             for lane in lanes
         )
 
@@ -814,15 +828,19 @@ class Links:
         lanes = lanes_of(owner.epoch.plan)
         if hello.lane >= lanes:
             return Refuse(knock, f"lane {hello.lane} of {lanes}")
-        if self._stays(link, now):
-            return Refuse(knock, "both ends dial: the younger's connections stay")
-        again = link.up and not link.ours and hello.generation == link.accepted
-        if again and hello.connection > link.connections.get(hello.lane, 1):
+        here = hello.connection % 2 == 0  # whether this end has made the set that it is of
+        newest = link.generation if here else link.accepted
+        known = link.number > 0 and link.ours == here and hello.generation == newest
+        if known and link.up and hello.connection > link.connections.get(hello.lane, 1):
             link.connections[hello.lane] = hello.connection
+            link.dialled_again.add(hello.lane)
             self._lose_lane(link, hello.lane, "it was dialled again", now, out)
             return Welcome(knock, link.number, hello.lane)
         if hello.connection != 1:
-            return Refuse(knock, f"connection {hello.connection} of lane {hello.lane} of a set that is not up here")
+            reason = f"connection {hello.connection} of lane {hello.lane} of a set that is not up here"
+            return Refuse(knock, reason, over=not known)
+        if self._stays(link, now):
+            return Refuse(knock, "both ends dial: the younger's connections stay")
         more = link.state is State.accepting and hello.generation == link.accepted and hello.lane not in link.welcomed
         if hello.generation <= link.accepted and not more:
             return Refuse(knock, f"generation {hello.generation} is over, {link.accepted} is the latest")

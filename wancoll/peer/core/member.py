@@ -372,6 +372,11 @@ class Member:
                 return self.p2p.links_up(owner.up(links.P2P))
             case links.NotesLost(_, other):
                 return self.collectives.notes_lost(other.mid)
+            case links.LinkBroken(_, other, channel, reason):
+                sends = channel == links.P2P
+                used = self.p2p.uses(other.mid) if sends else self.collectives.relies_on(other.mid)
+                down = m.LinkDown(*self.view.head, other.mid, "broken", reason[:4000], sends)
+                return [cmd.ToMaster(down)] if used else []
             case links.LinkLost(_, other, channel, reason):
                 return (self.collectives if channel == links.COLLECTIVES else self.p2p).link_lost(other.mid, reason)
             case links.LinkUnreachable(_, other, links.COLLECTIVES, reason):

@@ -30,7 +30,7 @@ from wancoll.peer.core.liveness.stalls import LaneLook, look_again
 from wancoll.peer.core.paths.tcpinfo import TcpInfo
 from wancoll.peer.links.beside import Memory, half_of
 from wancoll.peer.links.connections import Connection, Connector, Queued, Watched
-from wancoll.peer.links.lanes import greet, tune
+from wancoll.peer.links.lanes import SetIsOver, greet, tune
 from wancoll.peer.links.probes import answer_probe
 from wancoll.peer.links.traffic import Now, Traffic
 from wancoll.relay.switch import Switch
@@ -213,11 +213,11 @@ class LinkHub:
                 if isinstance(command, core.Welcome):
                     self._answers[knock].admit()
                 self._answers[knock].came.set()
-            case core.LinksUp() | core.P2PUp() | core.NotesLost() | core.LinkLost() | core.LinkUnreachable():
-                if isinstance(command, core.LinkLost | core.LinkUnreachable):
-                    log.info(type(command).__name__, other=command.other.name, reason=command.reason)
-                if tell := self._tell.get(command.owner):
-                    tell(command)
+            case told:
+                if isinstance(told, core.LinkBroken | core.LinkLost | core.LinkUnreachable):
+                    log.info(type(told).__name__, other=told.other.name, reason=told.reason)
+                if tell := self._tell.get(told.owner):
+                    tell(told)
 
     @contextlib.contextmanager
     def _or_broken(self, number: int) -> Iterator[None]:
@@ -337,6 +337,8 @@ class LinkHub:
         try:
             with trio.fail_after(limit):
                 connection, answer = await self._reach(what, hello)
+        except SetIsOver as bad:
+            self.step(core.Broken(what.number, str(bad)))
         except DialFailed as bad:
             self.step(core.NotAttached(what.number, hello.lane, str(bad)))
         except trio.TooSlowError:
@@ -354,6 +356,8 @@ class LinkHub:
         if self._is_near(what.number):
             try:
                 return await self._greet(what, hello, near=True)
+            except SetIsOver:
+                raise
             except DialFailed as bad:
                 log.debug("not on this machine", other=what.other.name, reason=str(bad))
         return await self._greet(what, hello, near=False)
@@ -443,8 +447,8 @@ class LinkHub:
             self.step(core.Knock(knock, hello, connection.key))
             await answer.came.wait()
             match answer.command:
-                case core.Refuse(_, reason):
-                    await connection.say(m.LaneRefused(reason))
+                case core.Refuse(_, reason, over):
+                    await connection.say(m.LaneRefused(reason, over=over))
                 case core.Welcome(_, number, lane):
                     checksums = (hello.checksums or self._config.checksum) and not connection.checks
                     await connection.say(m.LaneWelcome(self._daemon, checksums))

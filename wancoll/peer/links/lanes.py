@@ -21,6 +21,10 @@ _UNSENT = 64 * KIB  # to begin with; the engine keeps it at about half of the la
 PREFERRED = ("bbr", "cubic")  # congestion controls that a plan may ask for
 
 
+class SetIsOver(DialFailed):
+    """The other end has no use for this set of lanes any more."""
+
+
 def tune(sock: Any, congestion_control: str, limits: Limits, planned_congestion_control: str = "") -> None:
     """Set the options of a connected lane's socket.
 
@@ -96,7 +100,7 @@ async def greet(connection: Connection, hello: m.LaneHello | m.ProbeHello, who: 
     except (trio.BrokenResourceError, trio.ClosedResourceError, ProtocolError) as bad:
         raise DialFailed(f"{who}: {bad}") from bad
     if isinstance(answer, m.LaneRefused):
-        raise DialFailed(f"{who} refused: {answer.reason}")
+        raise (SetIsOver if answer.over else DialFailed)(f"{who} refused: {answer.reason}")
     if isinstance(hello, m.LaneHello) and hello.checksums and not answer.checksums:
         raise DialFailed(f"{who} refused checksums")
     return answer

@@ -20,9 +20,9 @@ class LaneHello(First, frozen=True):
     channel: Annotated[int, Meta(ge=0, le=1)]  # 0: collectives, 1: send and recv
     plan: Bits  # stands for what the epoch's plan says of lanes; an end that knows another plan waits for the epoch
     lane: Annotated[int, Meta(ge=0, le=256)]  # the one after those of the plan is for notes
-    generation: Number  # grows with every dial of the link; the highest wins
+    generation: Number  # grows with every dial of a set of lanes; the highest wins
     checksums: bool = True  # whether the dialler wants payloads to carry one
-    connection: Annotated[int, Meta(ge=1, le=1 << 62)] = 1  # of this lane, in this generation; the highest wins
+    connection: Annotated[int, Meta(ge=1, le=1 << 62)] = 1  # of this lane; the highest wins. Even: of the receiver's
 
 
 class ProbeHello(First, frozen=True):
@@ -46,10 +46,11 @@ class LaneWelcome(Message, frozen=True):
 
 
 class LaneRefused(Message, frozen=True):
-    """The lane is not opened; the dialler may try again."""
+    """The lane is not opened; the dialler may try again, but not for this set of lanes where that is *over*."""
 
     reason: Text
     filler: bytes = b""
+    over: bool = False
 
 
 LaneFirst = LaneHello | ProbeHello | AtRelay

@@ -135,7 +135,9 @@ class Vote(OfMember, frozen=True):
 
 
 class LinkDown(OfMember, frozen=True):
-    """The link to member *other* broke ("lost") or could not be dialled within its deadline ("unreachable").
+    """The link to member *other* could not be dialled within its deadline ("unreachable"), or is "lost" with its bytes.
+
+    "broken": it has lost all its lanes, and goes on if they come up again.
 
     *sends*: it is the pair's link for sends and recvs, not the one for collectives.
     """

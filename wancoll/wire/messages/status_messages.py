@@ -66,7 +66,7 @@ class PairStatus(Message, frozen=True):
 
     source: str
     target: str
-    kind: str  # "lost" or "unreachable"
+    kind: str  # as in LinkDown
     why: str
     seconds: float  # since it began
     last: float  # seconds since it was last told of

@@ -1,7 +1,7 @@
 """Link faults: links that are down while both ends live. Dial again, route around, evict last (R17). Pure.
 
 Each complaint (LinkDown) waits link_settle for an end to turn out dead, or 2 doubt_grace while witnesses are asked
-whether one is.
+whether one is. A link that is broken is not judged here yet: its ends have link_timeout to mend it.
 """
 
 from __future__ import annotations
@@ -26,12 +26,15 @@ _OLDER = 0.5  # seconds that a link must have been up before the other end lost 
 def link_down(step: Step, member: Member, message: m.LinkDown) -> None:
     """Note the complaint; settle() acts once the other end had time to turn out dead."""
     group = member.group
-    if message.kind not in ("lost", "unreachable"):
-        raise ProtocolError("complains of an unknown kind", expected="lost or unreachable", got=message.kind[:32])
+    if message.kind not in ("broken", "lost", "unreachable"):
+        raise ProtocolError("complains of an unknown kind", expected="broken, lost, unreachable", got=message.kind[:32])
     if message.other == member.mid:
         raise ProtocolError("complains about a link to itself")
     other = step.state.members.get(message.other)
     if other is None or other.group is not group or not other.in_epoch:
+        return
+    if message.kind == "broken":  # it goes on by itself, or an end turns out dead
+        told_late(step, member, message)
         return
     key = member.mid, other.mid, message.sends
     known = group.current.complaints.get(key)
@@ -54,7 +57,7 @@ def _avoid(step: Step, group: Group, ends: tuple[int, int]) -> None:
 
 
 def told_late(step: Step, member: Member, message: m.LinkDown) -> None:
-    """Note a complaint of an earlier epoch, which has ended, perhaps for the other end's: people want to know."""
+    """Note a complaint that ends no epoch, or is of an earlier one, which perhaps the other end's has ended."""
     other = step.state.members.get(message.other)
     if other is not None and other.group is member.group and other is not member:
         _note(step, member.group, member, other, message)
@@ -202,7 +205,7 @@ def _note(step: Step, group: Group, source: Member, target: Member, message: m.L
         known = Trouble(kind, why, step.now, step.now)
     known.kind, known.why, known.last = kind, clip(why, 300), step.now
     known.times += 1
-    if kind == "lost" and not message.sends:
+    if kind != "unreachable" and not message.sends:
         known.lost_at = step.now
     keep_newest(group.troubles, key, known, step.limits.troubles)
 
