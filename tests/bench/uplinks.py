@@ -10,6 +10,7 @@ import socket
 import statistics
 import sys
 import time
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
@@ -55,21 +56,22 @@ def uplinks(*, rounds: int = 5, seconds: float = 4.0, delay: float = 0.010) -> i
         comms = _connect(cluster)
         tensors = [[np.full(COUNT, i + 1.0, np.float32) for _ in range(IN_FLIGHT)] for i in range(2)]
 
-        def reduce(i: int) -> float:
+        def reduce(i: int) -> tuple[float, int]:
+            """Seconds, and the most attempts that one took."""
             for tensor in tensors[i]:
                 tensor[:] = i + 1.0
             began = time.monotonic()
-            for handle in [comms[i].all_reduce(tensor, async_op=True) for tensor in tensors[i]]:
-                handle.wait()
+            handles = [comms[i].all_reduce(tensor, async_op=True) for tensor in tensors[i]]
+            attempts = max(handle.wait().attempts for handle in handles)
             took = time.monotonic() - began
             assert all(np.array_equal(tensor, np.full(COUNT, 3.0, np.float32)) for tensor in tensors[i])
-            return took
+            return took, attempts
 
         in_threads(reduce, 2)
         plain, ours = [], []
         for _ in range(rounds):
             plain.append(_streams(wan, seconds))
-            ours.append(IN_FLIGHT * COUNT * 4 * 8 / max(in_threads(reduce, 2)))
+            ours.append(IN_FLIGHT * COUNT * 4 * 8 / max(in_threads(reduce, 2))[0])
         low, high = statistics.median(plain), statistics.median(ours)
         print(f"plain streams {low / 1e6:.0f} Mbit/s each way, all-reduce {high / 1e6:.0f}: {high / low:.3f}")
 
@@ -82,8 +84,8 @@ def uplinks(*, rounds: int = 5, seconds: float = 4.0, delay: float = 0.010) -> i
             cut = pool.submit(in_threads, reduce, 2)
             time.sleep(0.5)  # in the midst of what takes over two seconds
             part(PORTS[1], 1.0)
-            print(f"the second one cut in mid-operation: {max(cut.result()):.1f} s for {IN_FLIGHT} of 64 MiB")
-        print(f"over the first alone: {max(in_threads(reduce, 2)):.1f} s")
+            print(f"the second one cut in mid-operation: {_told(cut.result())} for {IN_FLIGHT} of 64 MiB")
+        print(f"over the first alone: {_told(in_threads(reduce, 2))}")
         part(PORTS[1], 0.0)
         back, before = time.monotonic(), wan.counters().sent_bytes(PORTS[1])
         with ThreadPoolExecutor(1) as pool:
@@ -91,8 +93,13 @@ def uplinks(*, rounds: int = 5, seconds: float = 4.0, delay: float = 0.010) -> i
             while wan.counters().sent_bytes(PORTS[1]) - before < 1 << 20 and not again.done():
                 time.sleep(0.01)
             print(f"a megabyte over the second one again after {time.monotonic() - back:.2f} s")
-            print("then " + ", ".join(f"{max(pair):.1f} s" for pair in zip(*again.result(), strict=True)))
+            print("then " + ", ".join(_told(pair) for pair in zip(*again.result(), strict=True)))
     return 0
+
+
+def _told(results: Iterable[tuple[float, int]]) -> str:
+    seconds, attempts = max(results)
+    return f"{seconds:.1f} s" + (f", {attempts} attempts" if attempts > 1 else "")
 
 
 def _connect(cluster: Cluster) -> list[Communicator]:

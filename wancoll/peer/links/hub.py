@@ -283,6 +283,14 @@ class LinkHub:
             self._watch(event.link, event.lane, None)
         self.step(core.LaneLost(event.link, event.lane, event.connection, reason))
 
+    def cut_lane(self, number: int, lane: int, reason: str) -> bool:
+        """End this lane's connection: it is dialled again (R17). False: it is none over TCP."""
+        watched = self._watched.get(number, {}).get(lane)
+        if isinstance(watched, WatchedSocket):
+            log.info("lane is cut", lane=lane, reason=reason)
+            watched.cut()
+        return isinstance(watched, WatchedSocket)
+
     def _watch(self, number: int, lane: int, watched: Watched | None) -> None:
         before = self._watched[number].pop(lane, None)
         if before is not None:
