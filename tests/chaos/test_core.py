@@ -41,7 +41,7 @@ def test_the_same_seed_draws_the_same_faults() -> None:
 
 
 def test_every_kind_and_every_failpoint_is_drawn() -> None:
-    drawn = [fault for seed in range(5) for fault in faults(seed)]
+    drawn = [fault for seed in range(5) for fault in faults(seed, relays=2)]
     assert {fault.kind for fault in drawn} == set(drawing.KINDS)
     assert {fault.point for fault in drawn} - {""} == {*PEER, *MASTER}
     assert {fault.action for fault in drawn if fault.kind == "point"} == {"kill", "pause"}
@@ -52,6 +52,20 @@ def test_every_kind_and_every_failpoint_is_drawn() -> None:
 def test_only_the_kinds_asked_for() -> None:
     drawn = faults(1, kinds=("kill", "cut"), master_every=0.0)
     assert {fault.kind for fault in drawn} == {"kill", "cut"}
+
+
+def test_relays_are_hit_one_by_one_and_cost_no_slot() -> None:
+    drawn = faults(1, kinds=("relay_kill", "relay_stop", "kill"), relays=2)
+    hits = [fault for fault in drawn if fault.of_relay]
+    assert {(fault.kind, fault.slot) for fault in hits} == {
+        (f"relay_{what}", k) for what in ("kill", "stop") for k in (0, 1)
+    }
+    assert str(hits[0]).startswith(f"{hits[0].kind} relay-{hits[0].slot} for ")
+    for k in (0, 1):
+        of_one = [fault for fault in hits if fault.slot == k]
+        assert all(a.at + a.seconds + 3 <= b.at for a, b in pairwise(of_one))
+    assert not any(fault.touches for fault in hits)
+    assert not any(fault.of_relay for fault in faults(1)), "there are none"
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -95,6 +95,7 @@ class ChaosRun:
             self._phase_file = os.path.join(folder, "phase")
             self._go(QUIET)
             self._cluster, self._proxies = stack.enter_context(self._start_cluster())
+            self._start_relays()
             settings = Settings(
                 _GROUP, options.seed, self.peers + faults.STORM, options.largest, self.peers, options.min_world,
                 options.times.deadline, self._phase_file, options.spoil,
@@ -141,6 +142,17 @@ class ChaosRun:
                 "--master-grace=20",
             ],
         )
+
+    def _start_relays(self) -> None:
+        """Beside the proxies; then peers 0 and 1, 2 and 3, ... have no other way to each other."""
+        relays = self.options.shape.relays
+        for k in range(relays):
+            self._cluster.add_peer(
+                "--listen=127.0.0.1:0", "--advertise=127.0.0.1", "--relay=10Gbit/s", name=f"relay-{k}"
+            )
+        for i in range(0, self.peers - 1 if relays else 0, 2):
+            for ends in ((i, i + 1), (i + 1, i)):
+                self._proxies.add("refuse", *ends)
 
     def _be_quiet(self) -> tuple[float, float]:
         """Start the clients, and let them work in peace for a while; returns from when to when."""

@@ -136,6 +136,14 @@ class Injector:
     def _stop(self, one: Injected, fault: Fault) -> None:
         self._for_a_while(one, lambda: self._cluster.pause(fault.slot), lambda: self._cluster.resume(fault.slot))
 
+    def _relay_kill(self, one: Injected, fault: Fault) -> None:
+        relay = self._peers + fault.slot  # they are started after the peers
+        self._for_a_while(one, lambda: self._cluster.kill(relay), lambda: self._cluster.restart_peer(relay))
+
+    def _relay_stop(self, one: Injected, fault: Fault) -> None:
+        relay = self._peers + fault.slot
+        self._for_a_while(one, lambda: self._cluster.pause(relay), lambda: self._cluster.resume(relay))
+
     def _point(self, one: Injected, fault: Fault) -> None:
         """Armed until it is hit; then as kill and stop."""
         slot, pid = fault.slot, self._cluster.pid(fault.slot)
@@ -163,8 +171,7 @@ class Injector:
         return slots
 
     def _join_storm(self, one: Injected, fault: Fault) -> None:
-        peers = len(self._cluster) - len(self.twins)
-        free = [i for i in range(peers) if i not in self._busy]
+        free = [i for i in range(self._peers) if i not in self._busy]
         slots = self._unused(min(int(fault.amount), len(free)))
         if not slots:
             one.note = "another join storm was under way"

@@ -23,6 +23,8 @@ KINDS: dict[str, tuple[float, str, str]] = {
     "delay": (1, "pair", "what one member sends to another comes late"),
     "flip": (1, "pair", "one bit is flipped on the way"),
     "truncate": (1, "pair", "a connection ends in the middle of a frame"),
+    "relay_kill": (2, "relay", "a relay is killed, and started again"),
+    "relay_stop": (1, "relay", "a relay is stopped, and goes on later"),
     "join_storm": (1, "extra", "several join at once, and die later"),
     "master_kill": (1, "master", "the master is killed, and started again"),
     "master_pause": (0.7, "master", "the master is stopped, and goes on later"),
@@ -41,7 +43,7 @@ class Fault:
     number: int  # counts from 1
     at: float  # seconds from the start
     kind: str  # of KINDS
-    slot: int  # whose daemon or client; MASTER_SLOT
+    slot: int  # whose daemon or client; MASTER_SLOT; a relay's: counted from 0
     other: int = -1  # the other end of a link, else -1
     seconds: float = 0.0  # until it is healed, or what was killed is started again
     lane: int = -1  # of the link; -1: all
@@ -52,7 +54,7 @@ class Fault:
     def __str__(self) -> str:
         if self.kind == "join_storm":
             return f"{self.kind} of {self.amount:.0f} clients for {self.seconds:.1f} s"
-        who = "" if self.slot == MASTER_SLOT else f" peer-{self.slot}"
+        who = "" if self.slot == MASTER_SLOT else f" {'relay' if self.of_relay else 'peer'}-{self.slot}"
         where = f" to peer-{self.other}" if self.other >= 0 else ""
         lane = f" lane {self.lane}" if self.lane >= 0 else ""
         at = f" {self.action} at {self.point}" if self.point else ""
@@ -60,9 +62,14 @@ class Fault:
         return f"{self.kind}{who}{where}{lane}{at}{how}"
 
     @property
+    def of_relay(self) -> bool:
+        """Whether it hits a relay."""
+        return KINDS[self.kind][1] == "relay"
+
+    @property
     def touches(self) -> frozenset[int]:
-        """Slots whose membership it may cost."""
-        return frozenset({self.slot, self.other} - {-1})
+        """Slots whose membership it may cost; those that a relay joins are not known here."""
+        return frozenset() if self.of_relay else frozenset({self.slot, self.other} - {-1})
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +86,7 @@ class Shape:
     heartbeat_timeout: float = 3.0  # seconds; stops are shorter or longer than that
     points: tuple[str, ...] = ()  # failpoints of daemons
     master_points: tuple[str, ...] = ()  # of the master
+    relays: int = 0
 
 
 def draw(chance: Callable[[], float], shape: Shape) -> tuple[Fault, ...]:
@@ -91,6 +99,7 @@ class _Drawing:
         self._chance, self._shape = chance, shape
         self._free_at = [0.0] * shape.peers
         self._master_free_at = 0.0
+        self._relay_free_at = [0.0] * shape.relays
         self._faults: list[Fault] = []
 
     def draw(self) -> tuple[Fault, ...]:
@@ -109,7 +118,7 @@ class _Drawing:
         return tuple(self._faults)
 
     def _one(self, now: float) -> None:
-        free = self._free(now)
+        free = self._free(now, self._free_at)
         may_lose = len(free) - self._shape.keep
         possible = [kind for kind in self._shape.kinds if self._possible(kind, now, may_lose)]
         if not possible:
@@ -121,13 +130,18 @@ class _Drawing:
         elif hits == "pair":
             slot = self._pick(free)
             self._pair(now, kind, slot, self._pick([other for other in free if other != slot]))
+        elif hits == "relay":
+            relay = self._pick(self._free(now, self._relay_free_at))
+            most = 1.8 * self._shape.heartbeat_timeout if kind == "relay_stop" else 2.0
+            self._add(now, kind, relay, seconds=self._between(0.2, most))
+            self._relay_free_at[relay] = now + self._faults[-1].seconds + _RETURN
         elif hits == "extra":
             self._add(now, kind, MASTER_SLOT, seconds=self._between(2, 6), amount=2 + self._below(STORM - 1))
         else:
             self._master(now, kind)
 
-    def _free(self, now: float) -> list[int]:
-        return [slot for slot, at in enumerate(self._free_at) if at <= now]
+    def _free(self, now: float, free_at: list[float]) -> list[int]:
+        return [slot for slot, at in enumerate(free_at) if at <= now]
 
     def _possible(self, kind: str, now: float, may_lose: int) -> bool:
         hits = KINDS[kind][1]
@@ -135,9 +149,11 @@ class _Drawing:
             return False
         if hits == "master":
             return self._master_free_at <= now
+        if hits == "relay":
+            return bool(self._free(now, self._relay_free_at))
         if hits == "extra":
             return not any(f.kind == kind and f.at + f.seconds + _RETURN > now for f in self._faults)
-        return may_lose >= 1 and len(self._free(now)) > (hits == "pair")
+        return may_lose >= 1 and len(self._free(now, self._free_at)) > (hits == "pair")
 
     def _member(self, now: float, kind: str, slot: int) -> None:
         point, action = "", "kill"

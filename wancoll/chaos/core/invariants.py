@@ -164,7 +164,7 @@ def detection(injected: Injected, times: Times) -> float:
             return min(lasts, times.heartbeat)
         case "cut":
             return min(lasts, times.link) + 1.0  # the longest pause between dials
-        case "oneway":
+        case "oneway" | "relay_kill" | "relay_stop":
             return min(lasts, times.lane + times.link) + 1.0
         case "slow" | "master_kill" | "master_pause" | "master_point" | "master_full_disk" | "master_lost_journal":
             return lasts
@@ -202,7 +202,7 @@ def unexplained_loss(slot: int, call: Called, faults: Iterable[Injected], times:
         return ""
     for one in faults:
         doubted = one.fault.kind in LOSE_JOURNALS and call.error == "OutcomeUnknown"
-        if one.hit and (doubted or slot in one.fault.touches) and one.armed <= call.ended:
+        if one.hit and (doubted or one.fault.of_relay or slot in one.fault.touches) and one.armed <= call.ended:
             until = min(one.ended, call.ended) + times.heartbeat + times.link + times.lane + times.rejoin
             if call.begun - slack <= until + _AFTERMATH:
                 return ""

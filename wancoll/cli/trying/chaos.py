@@ -46,6 +46,7 @@ def run(
     interval: str = "0.5:2",
     size: str = "1MiB",
     min_world: Annotated[int, Parameter(validator=between(1, MOST_PEERS))] = 1,
+    relays: Annotated[int, Parameter(validator=between(0, MOST_PEERS))] = 0,
     master_every: float = 30.0,
     quiet: Seconds = 4.0,
     as_json: Annotated[Path | None, Parameter(name="--json")] = None,
@@ -64,6 +65,7 @@ def run(
         interval: Least and most seconds between two faults, as LEAST:MOST.
         size: Size of the largest tensor, such as 1MiB.
         min_world: As in connect().
+        relays: Daemons without clients that are relays: peers 0 and 1, 2 and 3, and so on, reach each other only so.
         master_every: Seconds between kills of the master beside the drawn faults. 0: none.
         quiet: Seconds without faults at the start, to compare with.
         as_json: Write the report there as JSON.
@@ -95,10 +97,10 @@ def run(
     command = ["wancoll", "chaos", f"--peers={peers}", f"--seconds={seconds:g}", f"--seed={seed}"]
     command += [f"--interval={interval}", f"--size={size}", f"--min-world={min_world}", f"--quiet={quiet:g}"]
     command += [f"--master-every={master_every:g}", f"--voters={voters}", *([f"--faults={faults}"] if faults else [])]
-    command += ["--secure"] * secure
+    command += ["--secure"] * secure + [f"--relays={relays}"] * bool(relays)
     shape = Shape(
         peers, seconds, (least, most), kinds, keep=max(2, min_world + 1), master_every=master_every,
-        heartbeat_timeout=TIMES.heartbeat, points=PEER, master_points=MASTER,
+        heartbeat_timeout=TIMES.heartbeat, points=PEER, master_points=MASTER, relays=relays,
     )  # fmt: skip
     options = ChaosOptions(
         shape, seed, largest, min_world, quiet=quiet, command=shlex.join(command), keep_logs=str(keep_logs or ""),
