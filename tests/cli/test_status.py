@@ -424,9 +424,10 @@ def test_events_that_came_later():
 
 
 def test_pairs_that_punch_or_need_a_relay_are_named_with_their_rate(capsys):
-    group = running("g", 3, punched=[("m0", "m1", 1.25e7)], relayed=[("m0", "m2", 0.0)])
+    why = "m0 has dialled m1: no answer"
+    group = running("g", 3, punched=[("m0", "m1", 1.25e7, why)], relayed=[("m0", "m2", 0.0, "")])
     whole = msgspec.structs.replace(answer([], None), groups=[group], relays=["r"])
     status.print_tables(whole)
     out = capsys.readouterr().out
-    assert "punched: both dial at once\n  m0 - m1: 12.5 MB/s\n" in out
+    assert "punched: both dial at once\n  m0 - m1: 12.5 MB/s (m0 has dialled m1: no answer)\n" in out
     assert "through a relay (r)\n  m0 - m2\n" in out

@@ -12,6 +12,7 @@ from wancoll.wire.messages import Way
 from wancoll_master.core.paths import announced, ways
 from wancoll_master.core.ready import Received
 from wancoll_master.core.state import Step
+from wancoll_master.core.views import report
 from wancoll_master.plan.planning import near, propose
 
 
@@ -57,6 +58,19 @@ def test_the_plan_names_pairs_of_which_the_elder_dials_or_that_punch_or_need_a_r
     assert room.group.planned.plan.ways == expected
     [told] = room.take("d1", m.Epoch)
     assert told.plan.ways == expected
+
+
+@pytest.mark.parametrize("punches", [True, False])
+def test_who_asks_hears_why_a_pair_is_not_direct(punches: bool) -> None:
+    tried = ("dialled",) if punches else ("dialled", "punched")
+    why = "; ".join(f"{a} has {how} {b}: no answer" for how in tried for a, b in (("m0", "m1"), ("m1", "m0")))
+    room = formed(set(), punches=punches)
+    [group] = report.groups(room.state, room.now)
+    assert [group.punched, group.relayed] == (
+        [[("m0", "m1", 0.0, why)], []] if punches else [[], [("m0", "m1", 0.0, why)]]
+    )
+    [direct] = report.groups((room := formed(ALL)).state, room.now)
+    assert direct.punched == direct.relayed == []
 
 
 def test_neither_is_asked_for_a_way_before_both_have_failed_by_the_one_before() -> None:

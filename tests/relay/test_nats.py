@@ -83,6 +83,9 @@ def check_pair(one: str, other: str) -> None:
         assert {by: [{*pair[:2]} for pair in pairs] for by, pairs in shown.items()} == {
             by: [{member.name for member in group.members}] if by is way else [] for by in shown
         }
+        for _, _, _, why in group.punched + group.relayed:
+            assert why.count(" has dialled ") == 2
+            assert why.count(" has punched ") == (2 if way is Way.relayed else 0)
         assert group.epoch == 1
 
 

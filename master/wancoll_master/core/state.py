@@ -459,6 +459,7 @@ class State:
     measures: Measures = field(default_factory=Measures)
     asked: Pairs[Asked] = field(default_factory=Pairs)  # who, about the path to whom
     reached: Pairs[m.Way] = field(default_factory=Pairs)  # how who reaches whom, as probes have found
+    failed: Pairs[dict[m.Way, str]] = field(default_factory=Pairs)  # how who does not, and why
     relays: dict[Daemon, None] = field(default_factory=dict)  # those of the daemons that are relays
     own_relay: bool = False  # this master is one, too
     # By group ("": a daemon) and name, oldest first: whether who was last asked to leave has left in order since.

@@ -204,10 +204,10 @@ def _links(links: list[LinkStatus], console: Console) -> Table:
     return table
 
 
-def pair_rate(pair: tuple[str, str, float]) -> str:
-    """Two members that do not just dial each other, and how fast that is."""
-    one, other, rate = pair
-    return f"{one} - {other}" + (f": {format_rate(rate, 3)}" if rate else "")
+def pair_rate(pair: tuple[str, str, float, str]) -> str:
+    """Two members that do not just dial each other, how fast that is, and why they do not."""
+    one, other, rate, why = pair
+    return f"{one} - {other}" + (f": {format_rate(rate, 3)}" if rate else "") + (f" ({why})" if why else "")
 
 
 def path(link: LinkStatus | None) -> str:

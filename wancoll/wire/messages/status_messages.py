@@ -89,9 +89,9 @@ class GroupStatus(Message, frozen=True):
     plan: PlanStatus | None = None  # None: forming
     waits: list[WaitStatus] = []  # oldest first
     pairs: list[PairStatus] = []  # newest first
-    # Pairs of members, the first of many: bytes per second, 0: not known.
-    punched: list[tuple[str, str, float]] = []  # both dial at once
-    relayed: list[tuple[str, str, float]] = []  # they need a relay
+    # Pairs of members, the first of many: bytes per second (0: not known), why not a better way ("": not known).
+    punched: list[tuple[str, str, float, str]] = []  # both dial at once
+    relayed: list[tuple[str, str, float, str]] = []  # they need a relay
 
 
 class LinkStatus(Message, frozen=True):

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from itertools import product
 
 from wancoll.wire import messages as m
-from wancoll_master.core.state import Daemon, Group, Member, State, Step
+from wancoll_master.core.state import Daemon, Group, Member, State, Step, clip
 from wancoll_master.plan.measures import MAX_PATHS
 
 MOST = 4096  # that a Plan can carry
@@ -38,7 +38,8 @@ def forget(step: Step, gone: Collection[Daemon]) -> None:
     here = len(step.state.relays)
     for daemon in gone:
         step.state.relays.pop(daemon, None)
-    step.state.reached.forget(daemon.name for daemon in gone)
+    for known in (step.state.reached, step.state.failed):
+        known.forget(daemon.name for daemon in gone)
     if len(step.state.relays) < here:
         _tell(step)
 
@@ -68,16 +69,19 @@ def tell_nearby(step: Step, group: Group, newcomer: Daemon) -> None:
 # ---- pairs --------------------------------------------------------------------------------------------
 
 
-def found(step: Step, prober: Daemon, target: Daemon, way: m.Way, *, ok: bool) -> None:
-    """A probe has shown whether *prober* reaches *target* that *way*; none but a relay is left where it does not."""
+def found(step: Step, prober: Daemon, target: Daemon, way: m.Way, *, ok: bool, why: str = "") -> None:
+    """A probe has shown whether *prober* reaches *target* that *way*, or *why* not: then only a relay is left."""
     reached = step.state.reached
     ends = prober.name, target.name
     shown = way if ok else m.Way.relayed
     if ends not in reached:
         if prober is not target and len(reached) < MAX_PATHS:
             reached.add(ends, shown)
+            step.state.failed.add(ends, {})
     elif ok or reached[ends] == way:
         reached[ends] = shown
+    if not ok and ends in step.state.failed:
+        step.state.failed[ends][way] = clip(why, 200)
 
 
 def way(step: Step, source: Daemon, target: Daemon) -> m.Way | None:

@@ -85,18 +85,32 @@ def _group(state: State, group: Group, now: float) -> m.GroupStatus:
         plan=_plan(state.measures, group),
         waits=slow,
         pairs=pairs(group, now),
-        punched=_not_direct(state.measures, group, m.Way.punched),
-        relayed=_not_direct(state.measures, group, m.Way.relayed),
+        punched=_not_direct(state, group, m.Way.punched),
+        relayed=_not_direct(state, group, m.Way.relayed),
     )
 
 
-def _not_direct(measures: Measures, group: Group, way: m.Way) -> list[tuple[str, str, float]]:
-    """Pairs of members that reach each other this *way*, and how fast that is, the first of many."""
+def _not_direct(state: State, group: Group, way: m.Way) -> list[tuple[str, str, float, str]]:
+    """Pairs of members that reach each other this *way*, how fast that is, and why not better; the first of many."""
     here, ways = {member.mid: member for member in group.members}, group.planned.plan.ways if group.planned else []
     found = ((here[one], here[other]) for one, other, by in ways if by is way and one in here and other in here)
     ends = list(islice(found, _MOST_NOT_DIRECT))
-    names = [((a.name, b.name), (a.daemon.name, b.daemon.name)) for a, b in ends]
-    return [(*who, max(measures.bandwidth(*at), measures.bandwidth(*at[::-1]))) for who, at in names]
+    return [(a.name, b.name, max(_rate(state, a, b), _rate(state, b, a)), _why_not(state, a, b, way)) for a, b in ends]
+
+
+def _rate(state: State, one: Member, other: Member) -> float:
+    return state.measures.bandwidth(one.daemon.name, other.daemon.name)
+
+
+def _why_not(state: State, one: Member, other: Member, way: m.Way) -> str:
+    """Which better ways failed, by whose dial, and how."""
+    return "; ".join(
+        f"{a.name} has {'punched' if tried else 'dialled'} {b.name}: {why or 'it gave no reason'}"
+        for tried in (m.Way.direct, m.Way.punched)
+        for a, b in ((one, other), (other, one))
+        for why in [state.failed.get((a.daemon.name, b.daemon.name), {}).get(tried)]
+        if why is not None and tried < way
+    )
 
 
 def _lanes(group: Group) -> int:
