@@ -140,6 +140,7 @@ BOUNDS = {
     "master/wancoll_master/core/state.py: Rebuild.reports": "group_members, report_bytes",
     "master/wancoll_master/core/state.py: Daemon.hints": "8",
     "master/wancoll_master/core/state.py: State.reached": "MAX_PATHS",
+    "master/wancoll_master/core/state.py: State.failed": "MAX_PATHS",
     "master/wancoll_master/core/state.py: State.relays": "MOST_RELAYS",
     "master/wancoll_master/core/state.py: State.asked": "paths that the master asks about: a few of each daemon",
     "master/wancoll_master/core/state.py: State.connections": "daemons",

@@ -34,6 +34,7 @@ typedef struct {
     atomic_ulong cuts;
     uint64_t quiet;      /* rounds of run() in which no lane gets another connection: those of 1 and 0 that are to have one: */
     uint64_t away[MOST]; /* by lane, what they lost */
+    uint64_t epoch;
 } world;
 
 static void close_wire(world *w, wire *one)
@@ -142,7 +143,7 @@ static const uint64_t NEVER[2] = {UINT64_MAX, UINT64_MAX};
 static void world_start(world *w, int ranks, uint32_t lanes, uint32_t workers, uint32_t segment)
 {
     wc_config config = {.workers = workers, .segment = segment, .stripe = 4096};
-    *w = (world){.ranks = ranks, .wake = eventfd(0, EFD_NONBLOCK)};
+    *w = (world){.ranks = ranks, .epoch = 1, .wake = eventfd(0, EFD_NONBLOCK)};
     w->b = (bed){.ranks = ranks, .lanes = lanes, .lane_groups = bed_lane_groups(lanes, workers)};
     pthread_mutex_init(&w->mutex, NULL);
     for (int r = 0; r < ranks; r++)
@@ -238,7 +239,7 @@ static void post_all(world *w, uint64_t seq, uint64_t count, buffer *input, buff
     for (int r = 0; r < w->ranks; r++) {
         for (uint64_t i = 0; i < count; i++)
             ((int64_t *)input[r].data)[i] = r * 1000 + (int64_t)(i % 997) + (int64_t)seq;
-        call c = {.id = seq, .epoch = 1, .seq = seq, .fingerprint = 7, .count = count, .dtype = WC_I64, .op = WC_SUM};
+        call c = {.id = seq, .epoch = w->epoch, .seq = seq, .fingerprint = 7, .count = count, .dtype = WC_I64, .op = WC_SUM};
         must(post_ring(&w->b, ring, w->ranks, r, c, input[r], result[r]) == 0, "post");
     }
 }
@@ -348,7 +349,8 @@ static void at_random(int ranks, uint32_t lanes, uint32_t workers, uint64_t coun
 }
 
 /* All lanes of a link break at once while ops run, that for notes too; one end may not notice before it has others. They
-   come some time later, and perhaps break again before they all have come. */
+   come some time later, and perhaps break again before they all have come. Meanwhile the op may be given up, and the epoch
+   end. */
 static void all_at_once(uint32_t lanes, uint32_t workers, uint64_t count, int rounds)
 {
     buffer input[2], result[2];
@@ -370,9 +372,17 @@ static void all_at_once(uint32_t lanes, uint32_t workers, uint64_t count, int ro
         pthread_mutex_unlock(&w.mutex);
         wake_pump(&w);
         w.quiet = 2 + draw() % 40;
+        const bool ends = draw() % 3 == 0;
+        w.epoch += ends && draw() % 2;
+        for (int r = 0; r < 2; r++) {
+            if (ends)
+                wc_cancel(w.b.engines[r], seq);
+            CHECK(wc_link_epoch(w.b.engines[r], link_to(1 - r), w.epoch) == 0);
+        }
         if (!run(&w, seq, 1, draw() % 4 ? 0 : 20000))
             exit(1);
-        check_all(&w, seq, count, result);
+        if (!ends)
+            check_all(&w, seq, count, result);
         release_all(&w, seq, seq);
     }
     printf("all at once, %u lanes, %u workers: %lu connections\n", lanes, workers, (unsigned long)atomic_load(&w.cuts));

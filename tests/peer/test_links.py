@@ -212,6 +212,25 @@ def test_a_link_whose_lanes_stay_away_is_lost_and_out_of_reach_after_link_timeou
     assert [type(one) for one in said if isinstance(one, core.Told)] == [core.LinkLost, core.LinkUnreachable]
 
 
+@pytest.mark.parametrize("planned", [None, Way.direct, Way.punched, Way.relayed])
+def test_lanes_are_dialled_again_as_they_came_up_and_else_by_a_relay(planned: Way | None) -> None:
+    end = End(2, set())
+    [dial] = only(with_ways(end, 2, *(((2, 1, planned),) if planned is not None else ())), core.Dial)
+    assert isinstance(dial, core.Dial)
+    end.attach(dial.number)
+    broken(end, dial.number, 3.0)
+    ways, now = [], 3.0
+    for _ in range(4):
+        [again] = end.links.step(core.Tick(), now)
+        assert isinstance(again, core.Dial)
+        ways.append(again.way)
+        for lane in range(9):
+            end.links.step(core.NotAttached(dial.number, lane, "refused"), now)
+        now = end.links.deadline()
+    first = planned or Way.direct
+    assert ways == [first, first if planned is Way.direct else Way.relayed] * 2
+
+
 def test_lanes_that_come_up_and_break_at_once_again_and_again_cost_the_link_in_time() -> None:
     end = End(2, {1})
     [dial] = only(end.entered, core.Dial)

@@ -655,7 +655,7 @@ class Links:
         if lane == link.notes and link.channel == COLLECTIVES:
             out.append(NotesLost(link.owner, link.other))
         if calm:
-            link.pause = self._limits.redial_interval
+            link.pause, link.failures = self._limits.redial_interval, 0
         self._plan_restore(link, now if calm else self._again_at(link, now))
 
     def _not_attached(self, link: Link, lane: int, reason: str, now: float, out: list[Command]) -> None:
@@ -668,7 +668,18 @@ class Links:
 
     def _again_at(self, link: Link, now: float) -> float:
         """When to dial again what has just failed: with the others that failed just now."""
-        return link.due if now < link.due < self._too_late(link) else now + self._pause(link)
+        if now < link.due < self._too_late(link):
+            return link.due
+        link.failures += 1
+        return now + self._pause(link)
+
+    def _way_again(self, link: Link) -> m.Way:
+        """How to dial lanes of a link that is up: as it came up; each other time through a relay, or through none."""
+        before, planned = link.way, link.planned or m.Way.direct
+        if not link.ours:
+            before = planned
+        other = planned if before is m.Way.relayed else m.Way.relayed
+        return other if link.failures % 2 == 1 and not link.one_way else before
 
     def _plan_restore(self, link: Link, at: float) -> None:
         """See that lanes that are lost are dialled again, *at* then, by the end whose turn it is."""
@@ -695,7 +706,7 @@ class Links:
                 link.connections[lane] = newest + 1 + newest % 2 if link.ours else (newest | 1) + _LEAP - 1
             link.dialled_again.update(lanes)
             self._plan_restore(link, now)
-            out.append(self._to_dial(link, lanes))
+            out.append(self._to_dial(link, lanes, self._way_again(link)))
 
     def _lose(self, link: Link, reason: str, now: float, out: list[Command]) -> None:
         """The set is of no use any more: another one is made, if the link is wanted."""
@@ -760,11 +771,10 @@ class Links:
         link.generation, link.dialled_at = link.owner.dialled, now
         by_relay = link.failures % 2 == 1 and not link.one_way
         link.way = m.Way.relayed if by_relay else link.planned or m.Way.direct
-        out.append(self._to_dial(link, range(lanes_of(epoch.plan))))
+        out.append(self._to_dial(link, range(lanes_of(epoch.plan)), link.way))
 
-    def _to_dial(self, link: Link, lanes: Iterable[int]) -> Dial:
+    def _to_dial(self, link: Link, lanes: Iterable[int], way: m.Way) -> Dial:
         instead = m.Way.punched if link.planned is m.Way.punched else m.Way.direct
-        way = link.way if link.ours else link.planned or m.Way.direct
         return Dial(link.number, link.other, self._hellos(link, lanes), way, instead)
 
     def _hellos(self, link: Link, lanes: Iterable[int]) -> tuple[m.LaneHello, ...]:

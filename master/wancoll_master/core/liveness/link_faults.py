@@ -35,6 +35,7 @@ def link_down(step: Step, member: Member, message: m.LinkDown) -> None:
         return
     if message.kind == "broken":  # it goes on by itself, or an end turns out dead
         told_late(step, member, message)
+        _acted(group, {(member.name, other.name)}, "its lanes are dialled again")
         return
     key = member.mid, other.mid, message.sends
     known = group.current.complaints.get(key)
