@@ -205,7 +205,7 @@ async def test_a_bug_of_one_lane_ends_no_daemon_where_the_dial_is_given_up_in_th
 
             end.hub.connector, end.hub.step = Fails(), step  # type: ignore[assignment, method-assign]
             other = m.MemberInfo(2, "m2", "d2", ["127.0.0.1:1"], "")
-            hellos = tuple(SimpleNamespace(lane=lane) for lane in range(3))
+            hellos = tuple(SimpleNamespace(lane=lane, connection=1) for lane in range(3))
             await end.hub._dial(core.Dial(1, other, hellos), given_up)  # type: ignore[arg-type]
             nursery.cancel_scope.cancel()
     assert [event.reason for event in told if isinstance(event, core.NotAttached)][:1] == ["refused"]

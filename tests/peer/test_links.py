@@ -115,7 +115,7 @@ def test_a_lane_whose_bytes_go_over_others_is_dialled_again_alone() -> None:
     assert isinstance(again, core.Dial)
     assert [(hello.lane, hello.connection, hello.generation) for hello in again.hellos] == [(3, 3, 1)]
     assert end.links.step(core.LaneLost(dial.number, 3, 1, "late word of the first"), 3.1) == []
-    assert end.links.step(core.NotAttached(dial.number, 3, "refused"), 3.2) == []
+    assert end.links.step(core.NotAttached(dial.number, 3, "refused", 3), 3.2) == []
     assert 3.2 < end.links.deadline() < 4.2
     [again] = end.links.step(core.Tick(), 4.2)
     assert isinstance(again, core.Dial)
@@ -162,11 +162,16 @@ def test_the_lane_for_notes_is_dialled_again_and_the_member_knows_when_it_is_not
         assert 1 in end.owner.up(channel)
 
 
+def newest(end: End, number: int, lane: int) -> int:
+    """The number of the lane's newest connection."""
+    return end.links.open()[number].connections.get(lane, 1)
+
+
 def broken(end: End, number: int, now: float) -> None:
     """All lanes of the link break, and the member hears so of the last one."""
     link = end.links.open()[number]
     for lane in range(8, -1, -1):
-        said = end.links.step(core.LaneLost(number, lane, link.connections.get(lane, 1), "reset"), now)
+        said = end.links.step(core.LaneLost(number, lane, newest(end, number, lane), "reset"), now)
         told = core.LinkBroken(end.owner, link.other, link.channel, "reset")
         assert [one for one in said if not isinstance(one, core.NotesLost)] == ([] if lane else [told])
 
@@ -182,7 +187,7 @@ def test_a_link_that_loses_all_its_lanes_goes_on_with_others_and_the_member_hear
     assert isinstance(again, core.Dial)
     assert [(hello.lane, hello.connection) for hello in again.hellos] == [(lane, 3) for lane in range(9)]
     for lane in range(9):
-        assert end.links.step(core.NotAttached(dial.number, lane, "refused"), 3.01) == []
+        assert end.links.step(core.NotAttached(dial.number, lane, "refused", 3), 3.01) == []
     assert end.links.deadline() == 3.01 + DEFAULT.redial_interval, "one pause, not nine"
     [again] = end.links.step(core.Tick(), end.links.deadline())
     assert isinstance(again, core.Dial)
@@ -206,7 +211,7 @@ def test_a_link_whose_lanes_stay_away_is_lost_and_out_of_reach_after_link_timeou
         said = end.links.step(core.Tick(), now)
         dials += len(only(said, core.Dial))
         for lane in range(0 if hangs or only(said, core.LinkLost) else 9):
-            end.links.step(core.NotAttached(dial.number, lane, "refused"), now)
+            end.links.step(core.NotAttached(dial.number, lane, "refused", newest(end, dial.number, lane)), now)
     assert now == 3.0 + DEFAULT.link_timeout
     assert (dials == 1) if hangs else (7 < dials < 12)
     assert [type(one) for one in said if isinstance(one, core.Told)] == [core.LinkLost, core.LinkUnreachable]
@@ -224,8 +229,9 @@ def test_lanes_are_dialled_again_as_they_came_up_and_else_by_a_relay(planned: Wa
         [again] = end.links.step(core.Tick(), now)
         assert isinstance(again, core.Dial)
         ways.append(again.way)
+        assert again.instead is again.way, "it waits for a relay"
         for lane in range(9):
-            end.links.step(core.NotAttached(dial.number, lane, "refused"), now)
+            end.links.step(core.NotAttached(dial.number, lane, "refused", newest(end, dial.number, lane)), now)
         now = end.links.deadline()
     first = planned or Way.direct
     assert ways == [first, first if planned is Way.direct else Way.relayed] * 2
@@ -274,7 +280,10 @@ def test_the_end_that_was_dialled_dials_when_its_patience_is_over_and_neither_ta
     assert younger.links.awaits(dial.number, 5, hello.connection)
     [refused] = younger.knock(1, generation, 5, connection=2)
     assert refused == core.Refuse(younger.knocks, "connection 2 of lane 5 of a set that is not up here", over=False)
-    assert younger.links.step(core.NotAttached(dial.number, 5, "it went away"), 4.0) == []
+    due = younger.links.deadline()
+    assert younger.links.step(core.NotAttached(dial.number, 5, "an older dial of its own", 3), 4.0) == []
+    assert younger.links.deadline() == due
+    assert younger.links.step(core.NotAttached(dial.number, 5, "it went away", hello.connection), 4.0) == []
     [again] = younger.links.step(core.Tick(), younger.links.deadline())
     assert isinstance(again, core.Dial)
     assert again.hellos[0].connection == hello.connection + 1

@@ -182,7 +182,7 @@ def test_without_a_relay_the_second_is_refused_and_told_the_ways_out() -> None:
 
 @pytest.mark.check
 @pytest.mark.timeout(180)
-def test_killing_a_relay_costs_an_epoch_and_no_member_where_another_one_is_or_it_comes_back(tmp_path: Path) -> None:
+def test_killing_a_relay_costs_no_epoch_where_another_one_is_and_no_member_where_it_comes_back(tmp_path: Path) -> None:
     with Nats(["restricted", "symmetric"]) as nats:
         for host, last in (("r1", 201), ("r2", 202)):
             nats.add_open(host, last)  # type: ignore[arg-type]
@@ -211,7 +211,9 @@ def test_killing_a_relay_costs_an_epoch_and_no_member_where_another_one_is_or_it
             receipts = sum_of(comms, 1 << 20)
             epochs.append(cluster.status().groups[0].epoch)
         assert [receipt.world_size for receipt in receipts] == [2, 2]
-        assert [after - before for before, after in itertools.pairwise(epochs)] in ([1, 1, 1], [1, 0, 1], [1, 1, 0])
+        cost = [after - before for before, after in itertools.pairwise(epochs)]
+        assert cost[0] == 0
+        assert max(cost) <= 1
 
 
 @pytest.mark.check

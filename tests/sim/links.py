@@ -127,7 +127,7 @@ class LinkHub:
         if not self.core.awaits(number, lane, hello.connection):
             end.close("of no use any more")
         elif not end.open:
-            self.step(core.NotAttached(number, lane, "it went away during the handshake"))
+            self.step(core.NotAttached(number, lane, "it went away during the handshake", hello.connection))
         else:
             self._engine.attach(number, lane, hello.connection, end)
             self.step(core.Attached(number, lane))
@@ -143,7 +143,7 @@ class LinkHub:
             for end in opened:
                 end.on_message = end.on_close = lambda message: None
                 end.close("gave up")
-            self.step(core.NotAttached(number, hello.lane, reason))
+            self.step(core.NotAttached(number, hello.lane, reason, hello.connection))
 
         def connected(end: End | None) -> None:
             if end is None:

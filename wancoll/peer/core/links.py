@@ -277,11 +277,12 @@ class LaneLost(Struct, frozen=True):
 
 
 class NotAttached(Struct, frozen=True):
-    """This lane, dialled or welcomed, did not come through."""
+    """This connection of this lane, dialled or welcomed, did not come through."""
 
     number: int
     lane: int
     reason: str
+    connection: int = 1
 
 
 class Cut(Struct, frozen=True):
@@ -507,9 +508,10 @@ class Links:
                     self._lose_lane(link, lane, reason, now, out)
                     if link.up and not link.attached:
                         out.append(LinkBroken(link.owner, link.other, link.channel, reason))
-            case NotAttached(number, lane, reason):
-                if number in self._open:
-                    self._not_attached(self._open[number], lane, reason, now, out)
+            case NotAttached(number, lane, reason, connection):
+                link = self._open.get(number)
+                if link is not None and connection == link.connections.get(lane, 1):  # else a newer one is on its way
+                    self._not_attached(link, lane, reason, now, out)
             case Cut(daemon):
                 self._cut.add(daemon)
                 for link in list(self._open.values()):
@@ -706,7 +708,8 @@ class Links:
                 link.connections[lane] = newest + 1 + newest % 2 if link.ours else (newest | 1) + _LEAP - 1
             link.dialled_again.update(lanes)
             self._plan_restore(link, now)
-            out.append(self._to_dial(link, lanes, self._way_again(link)))
+            way = self._way_again(link)  # if by a relay, one may come back
+            out.append(Dial(link.number, link.other, self._hellos(link, lanes), way, way))
 
     def _lose(self, link: Link, reason: str, now: float, out: list[Command]) -> None:
         """The set is of no use any more: another one is made, if the link is wanted."""
@@ -771,11 +774,9 @@ class Links:
         link.generation, link.dialled_at = link.owner.dialled, now
         by_relay = link.failures % 2 == 1 and not link.one_way
         link.way = m.Way.relayed if by_relay else link.planned or m.Way.direct
-        out.append(self._to_dial(link, range(lanes_of(epoch.plan)), link.way))
-
-    def _to_dial(self, link: Link, lanes: Iterable[int], way: m.Way) -> Dial:
         instead = m.Way.punched if link.planned is m.Way.punched else m.Way.direct
-        return Dial(link.number, link.other, self._hellos(link, lanes), way, instead)
+        hellos = self._hellos(link, range(lanes_of(epoch.plan)))
+        out.append(Dial(link.number, link.other, hellos, link.way, instead))
 
     def _hellos(self, link: Link, lanes: Iterable[int]) -> tuple[m.LaneHello, ...]:
         epoch = link.owner.epoch

@@ -309,14 +309,13 @@ class LinkHub:
             tune(connection.socket, self._config.congestion_control, self._limits, link.owner.epoch.plan.congestion)
         except OSError as bad:  # it is broken already
             connection.close()
-            self.step(core.NotAttached(number, lane, f"lane {lane} to {link.other.name}: {bad}"))
+            self.step(core.NotAttached(number, lane, f"lane {lane} to {link.other.name}: {bad}", nth))
             return
         try:
             watched = connection.attach(self._engine, number, lane, nth, checksums)
         except _REFUSALS as bad:
-            self.step(
-                core.NotAttached(number, lane, f"lane {lane} to {link.other.name}: the engine refuses it: {bad!r}")
-            )
+            reason = f"lane {lane} to {link.other.name}: the engine refuses it: {bad!r}"
+            self.step(core.NotAttached(number, lane, reason, nth))
         else:
             self._watch(number, lane, watched)  # None: no descriptor was left: the lane works, but is not watched
             self.step(core.Attached(number, lane))
@@ -361,10 +360,10 @@ class LinkHub:
         except SetIsOver as bad:
             self.step(core.Broken(what.number, str(bad)))
         except DialFailed as bad:
-            self.step(core.NotAttached(what.number, hello.lane, str(bad)))
+            self.step(core.NotAttached(what.number, hello.lane, str(bad), hello.connection))
         except trio.TooSlowError:
             late = f"{other.addresses[0]}: no answer within {limit:.1f} s"
-            self.step(core.NotAttached(what.number, hello.lane, late))
+            self.step(core.NotAttached(what.number, hello.lane, late, hello.connection))
         else:
             self._hand_over(what.number, hello, connection, answer.checksums)
 
@@ -479,7 +478,7 @@ class LinkHub:
         except BaseException:
             if isinstance(answer.command, core.Welcome):  # nobody would notice: the engine has no lane to lose
                 gone = f"{who} went away during the handshake"
-                self.step(core.NotAttached(answer.command.number, hello.lane, gone))
+                self.step(core.NotAttached(answer.command.number, hello.lane, gone, hello.connection))
             raise
         finally:
             del self._answers[knock]
