@@ -79,16 +79,15 @@ def test_a_few_seconds_over_tls(tmp_path: Path) -> None:
 @pytest.mark.check
 @pytest.mark.timeout(120)
 def test_a_few_seconds_without_relays(tmp_path: Path) -> None:
-    """Peers 0 and 1 reach each other by the relay only, which is killed and stopped."""
-    options = "--peers=3", "--relays=1", "--seconds=6", "--seed=2", "--faults=relay_kill,relay_stop", "--quiet=1"
+    """Peers 0 and 1 reach each other by the relay only, which is killed twice."""
+    options = "--peers=3", "--relays=1", "--seconds=6", "--seed=7", "--faults=relay_kill,relay_stop", "--quiet=1"
     kept = tmp_path / "kept"
     done, report = chaos(tmp_path, *options, "--interval=0.5:1", "--master-every=0", f"--keep-logs={kept}")
     check_held(done, report, tmp_path)
     assert report["command"].endswith("--relays=1")
     assert any(fault["hit"] and fault["text"].startswith("relay_") for fault in report["faults"])
     lost = [line for line in (kept / "peer-1.log").read_text().splitlines() if '"LinkBroken"' in line]
-    assert lost
-    assert all('"m0"' in line for line in lost)
+    assert sum('"m0"' in line for line in lost) > 1
 
 
 @pytest.mark.check
