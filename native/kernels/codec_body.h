@@ -133,35 +133,51 @@ INLINE void accumulate_all(int dtype, wc_codec_block block, decode_group_fn *gro
 
 enum { SUMS = 16 }; /* side by side, so that vectors of any width add in the same order */
 
+typedef struct {
+    double errors[SUMS], norms[SUMS];
+} error_sums;
+
+/* Adds `count` elements, GROUP at most, of which the codec has made `decoded`. */
+INLINE void add_errors(error_sums *sums, int dtype, const uint8_t *from, const uint8_t *decoded, size_t count)
+{
+    float x[GROUP], y[GROUP];
+    double wide[GROUP] = {0};
+    load_floats(dtype, y, decoded, count);
+    load_floats(dtype, x, from, count);
+    if (dtype == WC_F64)
+        memcpy(wide, from, count * sizeof *wide);
+    INDEPENDENT for (int i = 0; i < GROUP; i += SUMS) {
+        for (int k = 0; k < SUMS; k++) {
+            const double value = dtype == WC_F64 ? wide[i + k] : (double)x[i + k];
+            const double finite = value - value == 0 ? value : 0, off = value - value == 0 ? value - (double)y[i + k] : 0;
+            sums->errors[k] += off * off;
+            sums->norms[k] += finite * finite;
+        }
+    }
+}
+
+INLINE void end_errors(const error_sums *sums, double *error, double *norm)
+{
+    for (int k = 0; k < SUMS; k++) {
+        *error += sums->errors[k];
+        *norm += sums->norms[k];
+    }
+}
+
 INLINE void error_all(int dtype, wc_codec_block block, decode_group_fn *group, const void *src, const void *coded, size_t n, double *error, double *norm)
 {
     const size_t size = element_size(dtype), step = coded_size(block, GROUP);
-    double errors[SUMS] = {0}, norms[SUMS] = {0};
+    error_sums sums = {0};
     for (size_t at = 0; at < n; at += GROUP) {
         const size_t count = LESSER(n - at, GROUP);
-        const uint8_t *from = (const uint8_t *)src + at * size;
         uint8_t decoded[GROUP * sizeof(double)];
-        float x[GROUP], y[GROUP];
-        double wide[GROUP] = {0};
         decode_all(dtype, block, group, decoded, (const u8u *)coded + at / GROUP * step, count);
-        load_floats(dtype, y, decoded, count);
-        load_floats(dtype, x, from, count);
-        if (dtype == WC_F64)
-            memcpy(wide, from, count * size);
-        INDEPENDENT for (int i = 0; i < GROUP; i += SUMS) {
-            for (int k = 0; k < SUMS; k++) {
-                const double value = dtype == WC_F64 ? wide[i + k] : (double)x[i + k];
-                const double finite = value - value == 0 ? value : 0, off = value - value == 0 ? value - (double)y[i + k] : 0;
-                errors[k] += off * off;
-                norms[k] += finite * finite;
-            }
-        }
+        add_errors(&sums, dtype, (const uint8_t *)src + at * size, decoded, count);
     }
-    for (int k = 0; k < SUMS; k++) {
-        *error += errors[k];
-        *norm += norms[k];
-    }
+    end_errors(&sums, error, norm);
 }
+
+#include "sparse_body.h"
 
 /* The four functions of a codec for a dtype. */
 #define CODEC(codec, elements, bytes, dtype, type)                                                                              \

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "sparse.h"
 #include "tables.h"
 
 #if defined(__x86_64__)
@@ -72,7 +73,57 @@ wc_codec_block wc_codec_shape(int codec)
 {
     static const wc_codec_block shapes[WC_CODECS] = {
         [WC_CODEC_BF16] = {1, 2}, [WC_CODEC_FP16] = {128, 260}, [WC_CODEC_INT8] = {128, 132}, [WC_CODEC_INT4] = {32, 20}, [WC_CODEC_FP8] = {128, 132}};
-    return codec >= 0 && codec < WC_CODECS ? shapes[codec] : (wc_codec_block){0, 0};
+    if (codec >= 0 && codec < WC_CODECS)
+        return shapes[codec];
+    const uint32_t bytes = wc_sparse_of((uint32_t)codec).bytes;
+    return (wc_codec_block){bytes ? WC_SPARSE_BLOCK : 0, bytes};
+}
+
+bool wc_codec_takes(const wc_kernels *kernels, uint32_t codec, uint32_t dtype)
+{
+    if (dtype >= WC_DTYPES)
+        return false;
+    return codec < WC_CODECS ? kernels->encode[codec][dtype] != NULL : wc_sparse_of(codec).kept && kernels->sparse_encode[dtype];
+}
+
+void wc_encode(const wc_kernels *kernels, uint32_t codec, uint32_t dtype, void *dst, const void *src, size_t n, const wc_noise *noise)
+{
+    if (codec < WC_CODECS)
+        kernels->encode[codec][dtype](dst, src, n, noise);
+    else
+        kernels->sparse_encode[dtype](codec, dst, src, n);
+}
+
+void wc_decode(const wc_kernels *kernels, uint32_t codec, uint32_t dtype, void *dst, const void *coded, size_t n)
+{
+    if (codec < WC_CODECS)
+        kernels->decode[codec][dtype](dst, coded, n);
+    else
+        kernels->sparse_decode[dtype](codec, dst, coded, n);
+}
+
+void wc_accumulate(const wc_kernels *kernels, uint32_t codec, uint32_t dtype, void *dst, const void *a, const void *coded, size_t n)
+{
+    if (codec < WC_CODECS) {
+        kernels->accumulate[codec][dtype](dst, a, coded, n);
+        return;
+    }
+    const size_t size = wc_dtype_size((int)dtype), bytes = wc_sparse_of(codec).bytes;
+    uint8_t decoded[WC_SPARSE_BLOCK * sizeof(double)];
+    for (size_t at = 0; at < n; at += WC_SPARSE_BLOCK) {
+        const size_t count = n - at < WC_SPARSE_BLOCK ? n - at : WC_SPARSE_BLOCK;
+        kernels->sparse_decode[dtype](codec, decoded, (const uint8_t *)coded + at / WC_SPARSE_BLOCK * bytes, count);
+        kernels->reduce[dtype][WC_SUM]((uint8_t *)dst + at * size, (const uint8_t *)a + at * size, decoded, count);
+    }
+}
+
+void wc_codec_error(const wc_kernels *kernels, uint32_t codec, uint32_t dtype, const void *src, const void *coded, size_t n,
+                    double *error, double *norm)
+{
+    if (codec < WC_CODECS)
+        kernels->error[codec][dtype](src, coded, n, error, norm);
+    else
+        kernels->sparse_error[dtype](codec, src, coded, n, error, norm);
 }
 
 #if defined(__x86_64__)

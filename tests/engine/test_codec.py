@@ -17,6 +17,7 @@ from wancoll.schedule.build import takes
 
 TABLES = [name for name in ("generic", "avx2", "avx512", "neon") if lib.wc_kernels_named(name.encode()) != ffi.NULL]
 CODECS = [codec for codec in Codec if codec is not Codec.none]
+SPARSE = [Codec.named(f"top{share}") for share in ("1.5%", "5%-int8", "0.01%/top0.01%", "40%", "100%-int8")]
 PAIRS = [(codec, dtype) for codec in CODECS for dtype in DType if takes(codec, dtype)]
 KEY = 0x0123456789ABCDEF
 COUNTS = (0, 1, 2, 31, 32, 33, 63, 64, 127, 128, 129, 255, 256, 257, 1000, 1023, 1024, 1025, 4099)
@@ -59,9 +60,10 @@ class Kernels:
         moved = self.moved(out)
         args = [self.moved(m) if isinstance(m, np.ndarray) else m for m in more]
         saved = lib.wc_fpenv_enter()
-        getattr(self.table, verb)[self.codec][self.dtype](
-            *(ffi.cast("void *", a.ctypes.data) if isinstance(a, np.ndarray) else a for a in (moved, *args))
-        )
+        getattr(lib, f"wc_{verb}")(
+            self.table, self.codec, self.dtype,
+            *(ffi.cast("void *", a.ctypes.data) if isinstance(a, np.ndarray) else a for a in (moved, *args)),
+        )  # fmt: skip
         lib.wc_fpenv_leave(saved)
         room = moved.base.view(np.uint8)
         assert (room[: self.shift] == 0x5A).all()
@@ -80,8 +82,8 @@ class Kernels:
 
     def error(self, x: np.ndarray, coded: np.ndarray) -> tuple[float, float]:
         sums = ffi.new("double[2]")
-        kernel = self.table.error[self.codec][self.dtype]
-        kernel(ffi.from_buffer(x), ffi.from_buffer(coded), x.size, sums, sums + 1)
+        memory = ffi.from_buffer(x), ffi.from_buffer(coded)
+        lib.wc_codec_error(self.table, self.codec, self.dtype, *memory, x.size, sums, sums + 1)
         return sums[0], sums[1]
 
 

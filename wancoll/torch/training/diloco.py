@@ -36,9 +36,8 @@ from wancoll.client.codecs import ErrorFeedback, coding
 from wancoll.client.communicator import CodecName, Communicator
 from wancoll.client.memory.tensors import check_plain, kind_of
 from wancoll.client.work import Work
-from wancoll.collective import DType, Receipt
+from wancoll.collective import BLOCKS, DType, Receipt
 from wancoll.errors import ConfigError, WancollError
-from wancoll.schedule.build import BLOCKS
 from wancoll.torch.training.fragments import Act, cut, most_fragments, turn
 
 _ALIKE = ("every", "delay", "mixing", "lr", "momentum")  # what all members give alike, beside what operations compare
