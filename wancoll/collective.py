@@ -67,8 +67,9 @@ class Codec(IntEnum):
         found = _SPARSE_NAME.fullmatch(once)
         if found is None:
             return cls.__members__.get(name)
-        value = round(100 * float(found[1])) << 8 | (_TWICE if again else 0) | (8 if found[2] else 2)
-        return cls(value) if not again or once == twice else None
+        share = round(100 * float(found[1]))
+        value = share << 8 | (_TWICE if again else 0) | (8 if found[2] else 2)
+        return cls(value) if share and (not again or once == twice) else None
 
     @classmethod
     def _missing_(cls, value: object) -> Self | None:

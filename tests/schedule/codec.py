@@ -293,7 +293,7 @@ def _sparse(codec: Codec, x: Array) -> Array:
 
 def _levels(x: Array) -> tuple[bytes, Array]:
     """Two levels as bfloat16, and codes of two bits: the sign, and which level."""
-    size = np.abs(x)
+    size = np.abs(x).astype(np.float64)
     finite = np.isfinite(size)
     if finite.all():
         upper = size > _mean(size)

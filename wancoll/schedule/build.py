@@ -25,7 +25,7 @@ def takes(codec: Codec, dtype: DType) -> bool:
     return bool(codec) and dtype in (_WIDE if codec in (Codec.bf16, Codec.fp16) else _WIDE + _HALF)
 
 
-# The algorithms that send a sparse codec's blocks only, by Codec.of_result. They reduce in rank order, to the same bits.
+# The algorithms that send a sparse codec's blocks only, by Codec.of_result: all reduce in rank order, to the same bits.
 SPARSE = {False: ("full_exchange", "ring"), True: ("direct", "ring")}
 
 

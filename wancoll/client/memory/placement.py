@@ -256,7 +256,7 @@ class Placement:
             self._copy_out((target,), at, nbytes, result_buffer, early[0], attempt)
 
     def dropped(self, start: int, stop: int, times: int) -> tuple[int, Array] | None:
-        """*times* what the codec has dropped of the sums of elements [start, stop), which this member made; see Feed."""
+        """*times* what the codec has dropped of the sums of elements [start, stop), which this member made."""
         if not self.result_kept or start == stop or self._result_buffer is None or self.feed is None:
             return None
         dtype = self.feed.dtype
