@@ -167,13 +167,13 @@ class ErrorFeedback:
     Those of tensors that are encoded on a CUDA device stay there.
 
     Args:
-        decay: what is left of a residual from one call to the next, above 0 to 1.
+        decay: what is left of a residual from one call to the next, 0 to 1 (1: all).
     """
 
     def __init__(self, decay: float = 1.0) -> None:
         given: Any = decay  # the callers are not all type-checked
-        if isinstance(given, bool) or not isinstance(given, int | float) or not 0 < given <= 1:
-            raise refused("ErrorFeedback", "decay", decay, "a number above 0, 1 at most")
+        if isinstance(given, bool) or not isinstance(given, int | float) or not 0 <= given <= 1:
+            raise refused("ErrorFeedback", "decay", decay, "a number from 0 to 1")
         self._residuals: dict[str, Residual] = {}
         self.decay = decay
 
