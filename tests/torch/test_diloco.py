@@ -244,9 +244,7 @@ def test_with_a_hundred_times_fewer_bytes_the_loss_falls_as_with_int8(
     begun = float(loss(nets[0], torch.Generator().manual_seed(5), 2000))
     int8, more = run(joined(2), nets[:2], {"codec": "int8"})
     sparse, sent = run(joined(2), nets[2:], {"codec": codec, "outer": "feedback", "lr": 1.0, "momentum": 0.95})
-    print(
-        f"loss {begun:.4f} at first, with int8 {int8:.4f}, with {codec} {sparse:.4f}; {more / sent:.1f} times fewer bytes"
-    )
+    print(f"loss {begun:.4f} at first, int8 {int8:.4f}, {codec} {sparse:.4f}, {more / sent:.0f} times fewer bytes")
     assert int8 < 0.3 * begun
     assert sparse < 0.3 * begun
     assert sparse < 3 * int8
