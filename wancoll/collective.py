@@ -92,7 +92,7 @@ class Codec(IntEnum):
 
     @property
     def block(self) -> tuple[int, int]:
-        """That many elements become that many bytes on the wire. Raises KeyError: of none."""
+        """Elements of a block, and the bytes that they become on the wire. Raises KeyError: of none."""
         if not self.sparse:
             return BLOCKS[self]
         kept = max(1, SPARSE_BLOCK * (self >> 8) // _WHOLE)

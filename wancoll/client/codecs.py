@@ -35,7 +35,7 @@ NOMINAL_ERROR = (
 
 _STOCHASTIC = math.sqrt(2)  # times the error of rounding to nearest: the variance is 1/6 of a step's square, not 1/12
 
-_CODECS = (*Codec.__members__, "top1.5%", "top5%-int8", "top1.5%/top1.5%")  # and other shares; see Codec.named
+_CODECS = (*Codec.__members__, "top1.5%", "top5%-int8", "top1.5%/top1.5%")  # of which any share will do
 _AT_ONCE = 1 << 17  # elements, whole blocks of every codec: what is made of so many stays in a cache
 
 
@@ -273,7 +273,7 @@ class Feed:
 
     @property
     def decay(self) -> float:
-        """As ErrorFeedback has it."""
+        """What is left of a residual from one call to the next."""
         return self._feedback.decay
 
     @property

@@ -65,7 +65,9 @@ class TorchOp(Protocol):
 
 
 Op: TypeAlias = OpName | TorchOp
-CodecName: TypeAlias = str  # of Codec.named: those with a share, such as "top1.5%", are too many for a Literal
+CodecName: TypeAlias = Literal[  # and sparse ones of other shares: there are too many of them
+    "none", "bf16", "fp16", "int8", "int4", "fp8", "top1.5%", "top5%-int8", "top1.5%/top1.5%", "top5%-int8/top5%-int8"
+]
 Rounding: TypeAlias = Literal["nearest", "stochastic"]
 OnFailure: TypeAlias = Literal["retry", "raise"]
 Strategy: TypeAlias = Literal["majority", "send-only", "receive-only", "overwrite"]
