@@ -40,11 +40,10 @@ typedef void (*wc_decode_fn)(void *dst, const void *coded, size_t n);
 /* dst = a + decoded, as decode and then reduce would have it. dst may be a. */
 typedef void (*wc_accumulate_fn)(void *dst, const void *a, const void *coded, size_t n);
 /* Adds, over the x that are finite: the sum of (x - decoded)^2 to *error, that of x^2 to *norm. */
-typedef void (*wc_error_fn)(const void *src, const void *coded, size_t n, double *error, double *norm);
+typedef void (*wc_error_fn)(const void *src, const void *decoded, size_t n, double *error, double *norm);
 /* The same of a sparse codec; it has no stochastic rounding. */
 typedef void (*wc_sparse_encode_fn)(uint32_t codec, void *dst, const void *src, size_t n);
 typedef void (*wc_sparse_decode_fn)(uint32_t codec, void *dst, const void *coded, size_t n);
-typedef void (*wc_sparse_error_fn)(uint32_t codec, const void *src, const void *coded, size_t n, double *error, double *norm);
 
 /* A hash of bytes that come one after the other; its content is the table's own. */
 #define WC_HASH_STATE 576
@@ -56,13 +55,12 @@ typedef struct {
     const char *name; /* "generic", "avx2", "avx512", "neon" */
     wc_reduce_fn reduce[WC_DTYPES][WC_OPS]; /* WC_AVG: same as WC_SUM (the steps before the last) */
     wc_average_fn average[WC_DTYPES];
-    wc_encode_fn encode[WC_CODECS][WC_DTYPES]; /* this and the next three: NULL where a codec does not take a dtype */
+    wc_encode_fn encode[WC_CODECS][WC_DTYPES]; /* this and the next two: NULL where a codec does not take a dtype */
     wc_decode_fn decode[WC_CODECS][WC_DTYPES];
     wc_accumulate_fn accumulate[WC_CODECS][WC_DTYPES];
-    wc_error_fn error[WC_CODECS][WC_DTYPES];
+    wc_error_fn error[WC_DTYPES];
     wc_sparse_encode_fn sparse_encode[WC_DTYPES];
     wc_sparse_decode_fn sparse_decode[WC_DTYPES];
-    wc_sparse_error_fn sparse_error[WC_DTYPES];
     uint64_t (*hash64)(const void *data, size_t n); /* XXH3_64bits */
     void (*hash_begin)(wc_hash_state *state); /* these three: the same, piece by piece */
     void (*hash_add)(wc_hash_state *state, const void *data, size_t n);
@@ -79,9 +77,6 @@ size_t wc_dtype_size(int dtype);
 _Bool wc_codec_takes(const wc_kernels *kernels, uint32_t codec, uint32_t dtype);
 void wc_encode(const wc_kernels *kernels, uint32_t codec, uint32_t dtype, void *dst, const void *src, size_t n, const wc_noise *noise);
 void wc_decode(const wc_kernels *kernels, uint32_t codec, uint32_t dtype, void *dst, const void *coded, size_t n);
-void wc_accumulate(const wc_kernels *kernels, uint32_t codec, uint32_t dtype, void *dst, const void *a, const void *coded, size_t n);
-void wc_codec_error(const wc_kernels *kernels, uint32_t codec, uint32_t dtype, const void *src, const void *coded, size_t n,
-                    double *error, double *norm);
 
 /* Floating-point control: kernels need round-to-nearest, no flush-to-zero, whatever other libraries did to this
    thread. */

@@ -102,30 +102,6 @@ void wc_decode(const wc_kernels *kernels, uint32_t codec, uint32_t dtype, void *
         kernels->sparse_decode[dtype](codec, dst, coded, n);
 }
 
-void wc_accumulate(const wc_kernels *kernels, uint32_t codec, uint32_t dtype, void *dst, const void *a, const void *coded, size_t n)
-{
-    if (codec < WC_CODECS) {
-        kernels->accumulate[codec][dtype](dst, a, coded, n);
-        return;
-    }
-    const size_t size = wc_dtype_size((int)dtype), bytes = wc_sparse_of(codec).bytes;
-    uint8_t decoded[WC_SPARSE_BLOCK * sizeof(double)];
-    for (size_t at = 0; at < n; at += WC_SPARSE_BLOCK) {
-        const size_t count = n - at < WC_SPARSE_BLOCK ? n - at : WC_SPARSE_BLOCK;
-        kernels->sparse_decode[dtype](codec, decoded, (const uint8_t *)coded + at / WC_SPARSE_BLOCK * bytes, count);
-        kernels->reduce[dtype][WC_SUM]((uint8_t *)dst + at * size, (const uint8_t *)a + at * size, decoded, count);
-    }
-}
-
-void wc_codec_error(const wc_kernels *kernels, uint32_t codec, uint32_t dtype, const void *src, const void *coded, size_t n,
-                    double *error, double *norm)
-{
-    if (codec < WC_CODECS)
-        kernels->error[codec][dtype](src, coded, n, error, norm);
-    else
-        kernels->sparse_error[dtype](codec, src, coded, n, error, norm);
-}
-
 #if defined(__x86_64__)
 uint64_t wc_fpenv_enter(void)
 {

@@ -171,29 +171,12 @@ INLINE void sparse_decode_all(int dtype, u32 codec, void *dst, const void *coded
     }
 }
 
-INLINE void sparse_error_all(int dtype, u32 codec, const void *src, const void *coded, size_t n, double *error, double *norm)
-{
-    const size_t size = element_size(dtype), bytes = wc_sparse_of(codec).bytes;
-    uint8_t decoded[WC_SPARSE_BLOCK * sizeof(double)];
-    error_sums sums = {0};
-    for (size_t at = 0; at < n; at += GROUP) {
-        const size_t place = at % WC_SPARSE_BLOCK;
-        if (place == 0)
-            sparse_decode_all(dtype, codec, decoded, (const u8u *)coded + at / WC_SPARSE_BLOCK * bytes, LESSER(n - at, WC_SPARSE_BLOCK));
-        add_errors(&sums, dtype, (const uint8_t *)src + at * size, decoded + place * size, LESSER(n - at, GROUP));
-    }
-    end_errors(&sums, error, norm);
-}
-
 #define SPARSE(dtype, type)                                                                                                     \
     static void sparse_encode_##type(uint32_t codec, void *dst, const void *src, size_t n) {                                    \
         sparse_encode_all(dtype, codec, dst, src, n);                                                                           \
     }                                                                                                                           \
     static void sparse_decode_##type(uint32_t codec, void *dst, const void *coded, size_t n) {                                  \
         sparse_decode_all(dtype, codec, dst, coded, n);                                                                         \
-    }                                                                                                                           \
-    static void sparse_error_##type(uint32_t codec, const void *src, const void *coded, size_t n, double *error, double *norm) { \
-        sparse_error_all(dtype, codec, src, coded, n, error, norm);                                                             \
     }
 SPARSE(WC_F32, f32)
 SPARSE(WC_F64, f64)

@@ -190,8 +190,9 @@ static void compare_codec(const wc_kernels *table, int codec, int dtype, const u
         check(ok, table->name, add ? "accumulate" : "decode", dtype, codec, n);
     }
     memset(sums, 0, sizeof sums);
-    truth->error[codec][dtype](src, b, n, &sums[0], &sums[1]);
-    table->error[codec][dtype](src, b, n, &sums[2], &sums[3]);
+    truth->decode[codec][dtype](want, b, n);
+    truth->error[dtype](src, want, n, &sums[0], &sums[1]);
+    table->error[dtype](src, want, n, &sums[2], &sums[3]);
     check(memcmp(&sums[0], &sums[2], 2 * sizeof *sums) == 0, table->name, "error", dtype, codec, n);
 }
 
@@ -236,7 +237,7 @@ static void codecs(const wc_kernels *table)
         }
 }
 
-/* Sparse codecs: encoded, decoded and measured alike; blocks with some bits flipped are refused and decoded alike. */
+/* Sparse codecs: encoded and decoded alike; blocks with some bits flipped are refused and decoded alike. */
 static void sparse(const wc_kernels *table)
 {
     static const uint32_t codecs[] = {150 << 8 | 2, 500 << 8 | 8, 1 << 8 | WC_SPARSE_TWICE | 2, 9900 << 8 | 2, WC_SPARSE_WHOLE << 8 | 8};
@@ -256,15 +257,8 @@ static void sparse(const wc_kernels *table)
                 check(wc_codec_valid(codecs[c], b, n), table->name, "sparse valid", (int)dtype, (int)codecs[c], n);
                 for (size_t flips = 0; flips < 4; flips++) {
                     wc_decode(truth, codecs[c], dtype, want, b, n);
-                    wc_accumulate(table, codecs[c], dtype, got, a, b, n);
-                    wc_accumulate(truth, codecs[c], dtype, a, a, b, n);
-                    check(memcmp(a, got, n * size) == 0, table->name, "sparse accumulate", (int)dtype, (int)codecs[c], n);
                     wc_decode(table, codecs[c], dtype, got, b, n);
                     check(memcmp(want, got, n * size) == 0, table->name, "sparse decode", (int)dtype, (int)codecs[c], n);
-                    memset(sums, 0, sizeof sums);
-                    wc_codec_error(truth, codecs[c], dtype, a, b, n, &sums[0], &sums[1]);
-                    wc_codec_error(table, codecs[c], dtype, a, b, n, &sums[2], &sums[3]);
-                    check(memcmp(&sums[0], &sums[2], 2 * sizeof *sums) == 0, table->name, "sparse error", (int)dtype, (int)codecs[c], n);
                     if (coded)
                         b[draw() % coded] ^= (uint8_t)(1u << draw() % 8);
                 }

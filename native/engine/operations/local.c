@@ -7,8 +7,9 @@
 static void measure(wc_part *part, const uint8_t *source, const uint8_t *coded, size_t n)
 {
     wc_work *work = part->work;
-    wc_codec_error(work->engine->kernels, work->op.codec, work->op.dtype, source, coded, n, &part->task->squares[0],
-                   &part->task->squares[1]);
+    uint8_t *decoded = part->task->worker->decoded;
+    wc_decode(work->engine->kernels, work->op.codec, work->op.dtype, decoded, coded, n);
+    work->engine->kernels->error[work->op.dtype](source, decoded, n, &part->task->squares[0], &part->task->squares[1]);
 }
 
 static void encode(wc_part *part, uint8_t *to, const uint8_t *left, size_t n)
@@ -27,8 +28,8 @@ static void reduce(wc_part *part, uint8_t *to, const uint8_t *left, const uint8_
     bool divides = part->action == WC_FINAL && work->average;
     if (part->right.encoded) {
         bool sums = work->op.op == WC_SUM || work->op.op == WC_AVG;
-        if (sums && !divides) {
-            wc_accumulate(kernels, work->op.codec, work->op.dtype, to, left, right, n);
+        if (sums && !divides && work->op.codec < WC_CODECS) {
+            kernels->accumulate[work->op.codec][work->op.dtype](to, left, right, n);
             return;
         }
         uint8_t *decoded = part->task->worker->decoded;
