@@ -41,9 +41,6 @@ typedef void (*wc_decode_fn)(void *dst, const void *coded, size_t n);
 typedef void (*wc_accumulate_fn)(void *dst, const void *a, const void *coded, size_t n);
 /* Adds, over the x that are finite: the sum of (x - decoded)^2 to *error, that of x^2 to *norm. */
 typedef void (*wc_error_fn)(const void *src, const void *decoded, size_t n, double *error, double *norm);
-/* The same of a sparse codec; it has no stochastic rounding. */
-typedef void (*wc_sparse_encode_fn)(uint32_t codec, void *dst, const void *src, size_t n);
-typedef void (*wc_sparse_decode_fn)(uint32_t codec, void *dst, const void *coded, size_t n);
 
 /* A hash of bytes that come one after the other; its content is the table's own. */
 #define WC_HASH_STATE 576
@@ -59,8 +56,8 @@ typedef struct {
     wc_decode_fn decode[WC_CODECS][WC_DTYPES];
     wc_accumulate_fn accumulate[WC_CODECS][WC_DTYPES];
     wc_error_fn error[WC_DTYPES];
-    wc_sparse_encode_fn sparse_encode[WC_DTYPES];
-    wc_sparse_decode_fn sparse_decode[WC_DTYPES];
+    void (*sparse_encode)(uint32_t codec, int dtype, void *dst, const void *src, size_t n); /* of floating dtypes, to nearest */
+    void (*sparse_decode)(uint32_t codec, int dtype, void *dst, const void *coded, size_t n);
     uint64_t (*hash64)(const void *data, size_t n); /* XXH3_64bits */
     void (*hash_begin)(wc_hash_state *state); /* these three: the same, piece by piece */
     void (*hash_add)(wc_hash_state *state, const void *data, size_t n);
@@ -74,7 +71,6 @@ const wc_kernels *wc_kernels_named(const char *name);
 size_t wc_dtype_size(int dtype);
 
 /* The table's functions, of whichever codec. */
-_Bool wc_codec_takes(const wc_kernels *kernels, uint32_t codec, uint32_t dtype);
 void wc_encode(const wc_kernels *kernels, uint32_t codec, uint32_t dtype, void *dst, const void *src, size_t n, const wc_noise *noise);
 void wc_decode(const wc_kernels *kernels, uint32_t codec, uint32_t dtype, void *dst, const void *coded, size_t n);
 

@@ -79,19 +79,12 @@ wc_codec_block wc_codec_shape(int codec)
     return (wc_codec_block){bytes ? WC_SPARSE_BLOCK : 0, bytes};
 }
 
-bool wc_codec_takes(const wc_kernels *kernels, uint32_t codec, uint32_t dtype)
-{
-    if (dtype >= WC_DTYPES)
-        return false;
-    return codec < WC_CODECS ? kernels->encode[codec][dtype] != NULL : wc_sparse_of(codec).kept && kernels->sparse_encode[dtype];
-}
-
 void wc_encode(const wc_kernels *kernels, uint32_t codec, uint32_t dtype, void *dst, const void *src, size_t n, const wc_noise *noise)
 {
     if (codec < WC_CODECS)
         kernels->encode[codec][dtype](dst, src, n, noise);
     else
-        kernels->sparse_encode[dtype](codec, dst, src, n);
+        kernels->sparse_encode(codec, (int)dtype, dst, src, n);
 }
 
 void wc_decode(const wc_kernels *kernels, uint32_t codec, uint32_t dtype, void *dst, const void *coded, size_t n)
@@ -99,7 +92,7 @@ void wc_decode(const wc_kernels *kernels, uint32_t codec, uint32_t dtype, void *
     if (codec < WC_CODECS)
         kernels->decode[codec][dtype](dst, coded, n);
     else
-        kernels->sparse_decode[dtype](codec, dst, coded, n);
+        kernels->sparse_decode(codec, (int)dtype, dst, coded, n);
 }
 
 #if defined(__x86_64__)

@@ -144,7 +144,7 @@ static void sparse_decode_block(const wc_sparse *form, float *x, const u8u *code
         x[places[i]] = values[i];
 }
 
-INLINE void sparse_encode_all(int dtype, u32 codec, void *dst, const void *src, size_t n)
+static void sparse_encode(u32 codec, int dtype, void *dst, const void *src, size_t n)
 {
     const wc_sparse form = wc_sparse_of(codec);
     const uint8_t *from = src;
@@ -158,7 +158,7 @@ INLINE void sparse_encode_all(int dtype, u32 codec, void *dst, const void *src, 
     }
 }
 
-INLINE void sparse_decode_all(int dtype, u32 codec, void *dst, const void *coded, size_t n)
+static void sparse_decode(u32 codec, int dtype, void *dst, const void *coded, size_t n)
 {
     const wc_sparse form = wc_sparse_of(codec);
     uint8_t *to = dst;
@@ -170,17 +170,3 @@ INLINE void sparse_decode_all(int dtype, u32 codec, void *dst, const void *coded
         n -= count, to += count * element_size(dtype);
     }
 }
-
-#define SPARSE(dtype, type)                                                                                                     \
-    static void sparse_encode_##type(uint32_t codec, void *dst, const void *src, size_t n) {                                    \
-        sparse_encode_all(dtype, codec, dst, src, n);                                                                           \
-    }                                                                                                                           \
-    static void sparse_decode_##type(uint32_t codec, void *dst, const void *coded, size_t n) {                                  \
-        sparse_decode_all(dtype, codec, dst, coded, n);                                                                         \
-    }
-SPARSE(WC_F32, f32)
-SPARSE(WC_F64, f64)
-SPARSE(WC_F16, f16)
-SPARSE(WC_BF16, bf16)
-#define SPARSE_TABLE(verb)                                                                                                      \
-    {[WC_F32] = sparse_##verb##_f32, [WC_F64] = sparse_##verb##_f64, [WC_F16] = sparse_##verb##_f16, [WC_BF16] = sparse_##verb##_bf16}

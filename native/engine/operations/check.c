@@ -14,6 +14,11 @@ static uint64_t coded_bytes(const wc_op *op, uint64_t n)
     return (n / raw + (n % raw > 0)) * wc_codec_shape((int)op->codec).bytes;
 }
 
+static bool takes(const wc_kernels *kernels, uint32_t codec, uint32_t dtype)
+{
+    return codec < WC_CODECS ? kernels->encode[codec][dtype] != NULL : wc_codec_shape((int)codec).bytes && dtype <= WC_BF16;
+}
+
 bool wc_result_coded(const wc_op *op)
 {
     return op->codec && (op->codec < WC_CODECS || op->codec & WC_SPARSE_TWICE);
@@ -129,7 +134,7 @@ bool wc_op_valid(const wc_engine *engine, const wc_op *op)
         return false;
     if (!vote_valid(op))
         return false;
-    if (op->codec == WC_CODEC_NONE ? op->coded : !wc_codec_takes(engine->kernels, op->codec, op->dtype))
+    if (op->codec == WC_CODEC_NONE ? op->coded : !takes(engine->kernels, op->codec, op->dtype))
         return false;
     if (op->coded >> WC_RESULT & 1 && (op->kept || !wc_result_coded(op)))
         return false;

@@ -259,11 +259,9 @@ class Placement:
         """*times* what the codec has dropped of the sums of elements [start, stop), which this member made."""
         if not self.result_kept or start == stop or self._result_buffer is None or self.feed is None:
             return None
-        dtype = self.feed.dtype
         at, nbytes = self._result_buffer.block.address, sum(target.nbytes for target in self.targets)
-        memory = np.frombuffer(ffi.buffer(ffi.cast("char *", at), 2 * nbytes), storage(dtype))
-        count = memory.size // 2
-        return start, dropped(dtype, memory[count + start : count + stop], memory[start:stop], times)
+        memory = np.frombuffer(ffi.buffer(ffi.cast("char *", at), 2 * nbytes), storage(self.feed.dtype)).reshape(2, -1)
+        return start, dropped(self.feed.dtype, memory[1, start:stop], memory[0, start:stop], times)
 
     def end(self) -> None:
         """The operation has ended: what went to devices early, and was not committed, is void. Safe to call again."""
