@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import wancoll
-from tests.faults.support import all_called, attempt, close_all, cluster_fixture, join, wait_until
+from tests.faults.support import all_called, attempt, close_all, cluster_fixture, join, ranked, wait_until
 from tests.schedule import codec as codecs
 from wancoll.chaos import Cluster, in_threads
 from wancoll.collective import Codec, DType
@@ -22,7 +22,7 @@ both = pytest.mark.parametrize("codec", ["top1.5%", "top5%-int8", "top1.5%/top1.
 
 @pytest.fixture
 def comms(cluster: Cluster) -> Iterator[list[Any]]:
-    found = join(cluster, range(3))
+    found = ranked(cluster, range(3))
     yield found
     close_all(found)
 
@@ -124,7 +124,7 @@ def test_members_with_other_codecs_are_named(comms: list[Any], codec: str) -> No
 @both
 def test_after_a_loss_residuals_are_those_of_the_attempt_that_committed(cluster: Cluster, codec: str) -> None:
     """The one that is lost gives zeros: so what two survivors get and keep must be what they gave."""
-    comms = join(cluster, range(3))
+    comms = ranked(cluster, range(3))
     feedbacks = [wancoll.ErrorFeedback() for _ in range(3)]
 
     def begin(rank: int, step: int) -> tuple[Any, np.ndarray]:
@@ -135,8 +135,9 @@ def test_after_a_loss_residuals_are_those_of_the_attempt_that_committed(cluster:
     first = [begin(rank, 0) for rank in range(3)]
     assert [work.wait(30).attempts for work, _ in first] == [1, 1, 1]
     second = [begin(rank, 1) for rank in range(2)]
-    wait_until(lambda: all_called(cluster, range(2)), 10, "two have called")
-    cluster.kill(2)
+    peers = [int(comm.name.removeprefix("m")) for comm in comms]
+    wait_until(lambda: all_called(cluster, peers[:2]), 10, "two have called")
+    cluster.kill(peers[2])
     assert [work.wait(30).attempts for work, _ in second] == [2, 2]
     assert second[0][1].tobytes() == second[1][1].tobytes()
     kept = feedbacks[0].residual("w").astype(np.float64) + feedbacks[1].residual("w")
@@ -146,4 +147,4 @@ def test_after_a_loss_residuals_are_those_of_the_attempt_that_committed(cluster:
     assert np.abs(np.delete(missing, np.r_[lost])).max() < 1e-4
     assert (missing[lost].max() > 0.1) == ("/" in codec)
     close_all(comms)
-    cluster.restart_peer(2)
+    cluster.restart_peer(peers[2])
