@@ -253,6 +253,7 @@ class Receipt:
             it has admitted nobody. One member may say so, and another, who heard of it from the master, not.
         bytes_in_memory: how many of bytes_sent went through memory, to members on this machine; 0: all over sockets.
         by_engine: whether the daemon's engine started and committed it by itself, as it does with repeated calls.
+        bytes_received: payload that this member took from others in the committed attempt, without frame headers.
     """
 
     out: Any
@@ -273,3 +274,4 @@ class Receipt:
     asked_master: bool = True
     bytes_in_memory: int = 0
     by_engine: bool = False
+    bytes_received: int = 0

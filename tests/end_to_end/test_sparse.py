@@ -83,6 +83,7 @@ def test_bytes_sent(comms: list[Any]) -> None:
         results = in_threads(lambda r, c=codec: comms[r].all_reduce(given(r, 1, 1 << 20), codec=c, timeout=30), 3)
         for receipt in results:
             assert (1 << 22) * 4 / 3 / receipt.bytes_sent > least
+            assert 0.97 * receipt.bytes_sent < receipt.bytes_received < 1.02 * receipt.bytes_sent
             assert receipt.world_size == 3
 
 

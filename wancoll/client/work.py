@@ -130,6 +130,7 @@ class Work:
             asked_master=answer.asked_master,
             bytes_in_memory=answer.bytes_in_memory,
             by_engine=answer.by_engine,
+            bytes_received=answer.bytes_received,
         )
 
     def wait_stream(self, stream: int | None = None, timeout: float = STREAM_SECONDS) -> None:

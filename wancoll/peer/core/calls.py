@@ -111,6 +111,13 @@ class ResolvedCall:
     refusal: str = ""  # why it cannot run in this epoch; "": it can
 
     @property
+    def bytes_received(self) -> int:
+        """Payload that this member takes from others, in all."""
+        coding = Coding.of(self.descriptor.codec, self.descriptor.dtype)
+        came = [(step.length, step.to) for step in self.schedule.steps if step.direction is Direction.recv]
+        return sum(coding.coded_bytes(size) if coding and to and to.encoded else size for size, to in came)
+
+    @property
     def proves_all(self) -> bool:
         """Whether this member can finish it only after every other one has made the call and given its share."""
         return self.descriptor.proves_all or (self.descriptor.kind is Kind.barrier and self.algorithm == "direct")

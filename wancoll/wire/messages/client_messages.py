@@ -143,6 +143,7 @@ class Result(Message, frozen=True):
     asked_master: bool = True  # false: an update_membership that the members passed without one (C11)
     bytes_in_memory: int = 0  # of bytes_sent
     by_engine: bool = False  # see Receipt; such results come through the ring
+    bytes_received: Number = 0
     kept: tuple[Number, Number] = (0, 0)  # see Post: elements of the tensor from and up to which its sums are there
     prepared: Number = 0  # in this epoch the same call may go through the ring, by this number; 0: it may not
 
