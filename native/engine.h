@@ -91,8 +91,10 @@ typedef struct {
     uint32_t dtype, op;
     uint32_t codec;
     /* bits 1 << WC_INPUT and 1 << WC_RESULT: that buffer holds encoded bytes. With a codec the digest is of the result's
-       encoded form, which else begins where scratch does */
+       encoded form, which else begins where scratch does; of a sparse one without WC_SPARSE_TWICE the result is not
+       encoded */
     uint32_t coded;
+    uint32_t kept; /* 1: the result buffer has room for as many elements more, which steps may use and are not digested */
     uint32_t stochastic; /* rounding of the codec; nearest otherwise */
     uint64_t noise[3]; /* keys of stochastic rounding: for results (measured), for what is in the input, for sums */
     uint32_t divisor; /* for WC_FINAL of avg: the world size */

@@ -23,6 +23,12 @@ typedef struct {
     uint32_t bytes;    /* ... become that many bytes on the wire; both 0 for none and for codes that are no codec */
 } wc_codec_block;
 wc_codec_block wc_codec_shape(int codec);
+/* A sparse codec's number: how much of a block it keeps (of WC_SPARSE_WHOLE) << 8 | WC_SPARSE_TWICE if the result is
+   encoded again, else 0 | bits of a kept element, 2 or 8. */
+enum { WC_SPARSE_BLOCK = 4096, WC_SPARSE_WHOLE = 10000, WC_SPARSE_TWICE = 128 };
+/* Whether these are n elements as an encoder writes them, from a block's begin on. Other bytes decode as something, a
+   block of a sparse codec as zeros; only of these codecs' blocks there are some that nobody encodes. */
+_Bool wc_codec_valid(uint32_t codec, const void *coded, size_t n);
 /* Stochastic rounding: the random bits of element i of the tensor depend on key and i only. */
 typedef struct {
     uint64_t key;
@@ -34,7 +40,7 @@ typedef void (*wc_decode_fn)(void *dst, const void *coded, size_t n);
 /* dst = a + decoded, as decode and then reduce would have it. dst may be a. */
 typedef void (*wc_accumulate_fn)(void *dst, const void *a, const void *coded, size_t n);
 /* Adds, over the x that are finite: the sum of (x - decoded)^2 to *error, that of x^2 to *norm. */
-typedef void (*wc_error_fn)(const void *src, const void *coded, size_t n, double *error, double *norm);
+typedef void (*wc_error_fn)(const void *src, const void *decoded, size_t n, double *error, double *norm);
 
 /* A hash of bytes that come one after the other; its content is the table's own. */
 #define WC_HASH_STATE 576
@@ -46,10 +52,12 @@ typedef struct {
     const char *name; /* "generic", "avx2", "avx512", "neon" */
     wc_reduce_fn reduce[WC_DTYPES][WC_OPS]; /* WC_AVG: same as WC_SUM (the steps before the last) */
     wc_average_fn average[WC_DTYPES];
-    wc_encode_fn encode[WC_CODECS][WC_DTYPES]; /* this and the next three: NULL where a codec does not take a dtype */
+    wc_encode_fn encode[WC_CODECS][WC_DTYPES]; /* this and the next two: NULL where a codec does not take a dtype */
     wc_decode_fn decode[WC_CODECS][WC_DTYPES];
     wc_accumulate_fn accumulate[WC_CODECS][WC_DTYPES];
-    wc_error_fn error[WC_CODECS][WC_DTYPES];
+    wc_error_fn error[WC_DTYPES];
+    void (*sparse_encode)(uint32_t codec, int dtype, void *dst, const void *src, size_t n); /* of floating dtypes, to nearest */
+    void (*sparse_decode)(uint32_t codec, int dtype, void *dst, const void *coded, size_t n);
     uint64_t (*hash64)(const void *data, size_t n); /* XXH3_64bits */
     void (*hash_begin)(wc_hash_state *state); /* these three: the same, piece by piece */
     void (*hash_add)(wc_hash_state *state, const void *data, size_t n);
@@ -61,6 +69,10 @@ const wc_kernels *wc_kernels_default(void);
 /* By name; NULL where it was not compiled or this CPU cannot run it. */
 const wc_kernels *wc_kernels_named(const char *name);
 size_t wc_dtype_size(int dtype);
+
+/* The table's functions, of whichever codec. */
+void wc_encode(const wc_kernels *kernels, uint32_t codec, uint32_t dtype, void *dst, const void *src, size_t n, const wc_noise *noise);
+void wc_decode(const wc_kernels *kernels, uint32_t codec, uint32_t dtype, void *dst, const void *coded, size_t n);
 
 /* Floating-point control: kernels need round-to-nearest, no flush-to-zero, whatever other libraries did to this
    thread. */

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import msgspec
 from msgspec import Meta
@@ -45,7 +46,12 @@ class ReduceOp(IntEnum):
 
 
 class Codec(IntEnum):
-    """Wire formats of floating-point elements. The value is the engine's code for it."""
+    """Wire formats of floating-point elements. The value is the engine's code for it.
+
+    Beside those below there are the sparse ones, "top1.5%" or "top5%-int8/top5%-int8" (see `named`): of each block of
+    4,096 elements that share, the greatest magnitudes, with 2 or 8 bits each. Where "/" says it again what is sent of
+    the result is, too; else the result is not encoded.
+    """
 
     none = 0  # as they are
     bf16 = 1
@@ -53,6 +59,55 @@ class Codec(IntEnum):
     int8 = 3  # blocks of 128 with a scale
     int4 = 4  # blocks of 32 with a scale
     fp8 = 5  # e4m3, blocks of 128 with a scale
+
+    @classmethod
+    def named(cls, name: str) -> Codec | None:
+        """The codec of that name; None: there is none."""
+        once, again, twice = name.partition("/")
+        found = _SPARSE_NAME.fullmatch(once)
+        if found is None:
+            return cls.__members__.get(name)
+        share = round(100 * float(found[1]))
+        value = share << 8 | (_TWICE if again else 0) | (8 if found[2] else 2)
+        return cls(value) if share and (not again or once == twice) else None
+
+    @classmethod
+    def _missing_(cls, value: object) -> Self | None:
+        if not isinstance(value, int) or not 1 <= value >> 8 <= _WHOLE or value & (_TWICE - 1) not in (2, 8):
+            return None
+        once = f"top{(value >> 8) / 100:g}%{'-int8' if value & 8 else ''}"
+        member = int.__new__(cls, value)
+        member._name_, member._value_ = f"{once}/{once}" if value & _TWICE else once, value
+        return member
+
+    @property
+    def sparse(self) -> bool:
+        """Whether it keeps a share of a tensor's elements only."""
+        return self > 0xFF
+
+    @property
+    def of_result(self) -> bool:
+        """Whether the result is what its encoded form says, too."""
+        return bool(self) and (not self.sparse or bool(self & _TWICE))
+
+    @property
+    def block(self) -> tuple[int, int]:
+        """Elements of a block, and the bytes that they become on the wire. Raises KeyError: of none."""
+        if not self.sparse:
+            return BLOCKS[self]
+        kept = max(1, SPARSE_BLOCK * (self >> 8) // _WHOLE)
+        low = (SPARSE_BLOCK // kept).bit_length() - 1  # bits of a place that lie beside the code
+        fields, row = kept * (low + (self & (_TWICE - 1))), kept + (SPARSE_BLOCK - 1 >> low)
+        return SPARSE_BLOCK, 4 + -(-fields // 8) + -(-row // 8)
+
+
+# Elements of a block of the codecs that are not sparse, and the bytes that they become.
+BLOCKS = {
+    Codec.bf16: (1, 2), Codec.fp16: (128, 260), Codec.int8: (128, 132), Codec.int4: (32, 20), Codec.fp8: (128, 132)
+}  # fmt: skip
+SPARSE_BLOCK = 4096  # elements
+_SPARSE_NAME = re.compile(r"top(100|\d{1,2}(?:\.\d{1,2})?)%(-int8)?")
+_WHOLE, _TWICE = 10000, 128  # as WC_SPARSE_WHOLE and WC_SPARSE_TWICE
 
 
 class Kind(IntEnum):
@@ -198,6 +253,7 @@ class Receipt:
             it has admitted nobody. One member may say so, and another, who heard of it from the master, not.
         bytes_in_memory: how many of bytes_sent went through memory, to members on this machine; 0: all over sockets.
         by_engine: whether the daemon's engine started and committed it by itself, as it does with repeated calls.
+        bytes_received: payload that this member took from others in the committed attempt, without frame headers.
     """
 
     out: Any
@@ -218,3 +274,4 @@ class Receipt:
     asked_master: bool = True
     bytes_in_memory: int = 0
     by_engine: bool = False
+    bytes_received: int = 0

@@ -31,7 +31,7 @@ enum {
     WC_MOST_UNSENT = 256 << 10,
     WC_TCP_INFO_MS = 100,         /* a busy lane's tcp_info is looked at no more often */
     WC_MAX_SEGMENT = 16 << 20,
-    WC_MIN_STRIPE = 4 << 10,      /* a multiple of every codec's block */
+    WC_MIN_STRIPE = 4 << 10,      /* a multiple of every codec's block but the sparse ones' */
     WC_MAX_LANES = 256,
     WC_MAX_WORKERS = 64,
     WC_MAX_STEPS = 1 << 16,

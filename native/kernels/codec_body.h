@@ -133,18 +133,16 @@ INLINE void accumulate_all(int dtype, wc_codec_block block, decode_group_fn *gro
 
 enum { SUMS = 16 }; /* side by side, so that vectors of any width add in the same order */
 
-INLINE void error_all(int dtype, wc_codec_block block, decode_group_fn *group, const void *src, const void *coded, size_t n, double *error, double *norm)
+INLINE void error_all(int dtype, const void *src, const void *decoded, size_t n, double *error, double *norm)
 {
-    const size_t size = element_size(dtype), step = coded_size(block, GROUP);
+    const size_t size = element_size(dtype);
     double errors[SUMS] = {0}, norms[SUMS] = {0};
     for (size_t at = 0; at < n; at += GROUP) {
         const size_t count = LESSER(n - at, GROUP);
         const uint8_t *from = (const uint8_t *)src + at * size;
-        uint8_t decoded[GROUP * sizeof(double)];
         float x[GROUP], y[GROUP];
         double wide[GROUP] = {0};
-        decode_all(dtype, block, group, decoded, (const u8u *)coded + at / GROUP * step, count);
-        load_floats(dtype, y, decoded, count);
+        load_floats(dtype, y, (const uint8_t *)decoded + at * size, count);
         load_floats(dtype, x, from, count);
         if (dtype == WC_F64)
             memcpy(wide, from, count * size);
@@ -162,8 +160,18 @@ INLINE void error_all(int dtype, wc_codec_block block, decode_group_fn *group, c
         *norm += norms[k];
     }
 }
+#define ERROR(dtype, type)                                                                                                      \
+    static void error_##type(const void *src, const void *decoded, size_t n, double *error, double *norm) {                     \
+        error_all(dtype, src, decoded, n, error, norm);                                                                         \
+    }
+ERROR(WC_F32, f32)
+ERROR(WC_F64, f64)
+ERROR(WC_F16, f16)
+ERROR(WC_BF16, bf16)
 
-/* The four functions of a codec for a dtype. */
+#include "sparse_body.h"
+
+/* The three functions of a codec for a dtype. */
 #define CODEC(codec, elements, bytes, dtype, type)                                                                              \
     static void encode_##codec##_##type(void *dst, const void *src, size_t n, const wc_noise *noise) {                          \
         encode_all(dtype, (wc_codec_block){elements, bytes}, codec##_encode_group, dst, src, n, noise);                         \
@@ -173,9 +181,6 @@ INLINE void error_all(int dtype, wc_codec_block block, decode_group_fn *group, c
     }                                                                                                                           \
     static void accumulate_##codec##_##type(void *dst, const void *a, const void *coded, size_t n) {                            \
         accumulate_all(dtype, (wc_codec_block){elements, bytes}, codec##_decode_group, codec##_add_group, type##_sum_all, dst, a, coded, n);       \
-    }                                                                                                                           \
-    static void error_##codec##_##type(const void *src, const void *coded, size_t n, double *error, double *norm) {             \
-        error_all(dtype, (wc_codec_block){elements, bytes}, codec##_decode_group, src, coded, n, error, norm);                  \
     }
 #define CODEC_WIDE(codec, elements, bytes)                                                                                      \
     CODEC(codec, elements, bytes, WC_F32, f32)                                                                                  \

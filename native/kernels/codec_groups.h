@@ -183,7 +183,7 @@ INLINE float block_codes(i8 *out, const f32u *x, const u32 *random, int count, c
 {
     if (greatest_of(x, count) < F32_INF)
         return numbers_codes(out, x, random, count, codes, 0);
-    float finite[BLOCK];
+    float finite[WC_SPARSE_BLOCK];
     finite_of(finite, x, count);
     const float scale = numbers_codes(out, finite, random, count, codes, 1);
     for (int i = 0; i < count; i++)

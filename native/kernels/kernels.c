@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "sparse.h"
 #include "tables.h"
 
 #if defined(__x86_64__)
@@ -72,7 +73,26 @@ wc_codec_block wc_codec_shape(int codec)
 {
     static const wc_codec_block shapes[WC_CODECS] = {
         [WC_CODEC_BF16] = {1, 2}, [WC_CODEC_FP16] = {128, 260}, [WC_CODEC_INT8] = {128, 132}, [WC_CODEC_INT4] = {32, 20}, [WC_CODEC_FP8] = {128, 132}};
-    return codec >= 0 && codec < WC_CODECS ? shapes[codec] : (wc_codec_block){0, 0};
+    if (codec >= 0 && codec < WC_CODECS)
+        return shapes[codec];
+    const uint32_t bytes = wc_sparse_of((uint32_t)codec).bytes;
+    return (wc_codec_block){bytes ? WC_SPARSE_BLOCK : 0, bytes};
+}
+
+void wc_encode(const wc_kernels *kernels, uint32_t codec, uint32_t dtype, void *dst, const void *src, size_t n, const wc_noise *noise)
+{
+    if (codec < WC_CODECS)
+        kernels->encode[codec][dtype](dst, src, n, noise);
+    else
+        kernels->sparse_encode(codec, (int)dtype, dst, src, n);
+}
+
+void wc_decode(const wc_kernels *kernels, uint32_t codec, uint32_t dtype, void *dst, const void *coded, size_t n)
+{
+    if (codec < WC_CODECS)
+        kernels->decode[codec][dtype](dst, coded, n);
+    else
+        kernels->sparse_decode(codec, (int)dtype, dst, coded, n);
 }
 
 #if defined(__x86_64__)

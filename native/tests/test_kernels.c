@@ -190,8 +190,9 @@ static void compare_codec(const wc_kernels *table, int codec, int dtype, const u
         check(ok, table->name, add ? "accumulate" : "decode", dtype, codec, n);
     }
     memset(sums, 0, sizeof sums);
-    truth->error[codec][dtype](src, b, n, &sums[0], &sums[1]);
-    table->error[codec][dtype](src, b, n, &sums[2], &sums[3]);
+    truth->decode[codec][dtype](want, b, n);
+    truth->error[dtype](src, want, n, &sums[0], &sums[1]);
+    table->error[dtype](src, want, n, &sums[2], &sums[3]);
     check(memcmp(&sums[0], &sums[2], 2 * sizeof *sums) == 0, table->name, "error", dtype, codec, n);
 }
 
@@ -236,6 +237,34 @@ static void codecs(const wc_kernels *table)
         }
 }
 
+/* Sparse codecs: encoded and decoded alike; blocks with some bits flipped are refused and decoded alike. */
+static void sparse(const wc_kernels *table)
+{
+    static const uint32_t codecs[] = {150 << 8 | 2, 500 << 8 | 8, 1 << 8 | WC_SPARSE_TWICE | 2, 9900 << 8 | 2, WC_SPARSE_WHOLE << 8 | 8};
+    const wc_kernels *truth = wc_kernels_named("generic");
+    for (size_t c = 0; c < COUNT(codecs); c++)
+        for (uint32_t dtype = WC_F32; dtype <= WC_BF16; dtype++)
+            for (size_t round = 0; round < 12; round++) {
+                const size_t n = round ? draw() % 10000 : 8192, size = wc_dtype_size((int)dtype);
+                const size_t coded = (n + WC_SPARSE_BLOCK - 1) / WC_SPARSE_BLOCK * wc_codec_shape((int)codecs[c]).bytes;
+                fill_numbers(a, (int)dtype, n);
+                if (round % 3 == 1 && n)
+                    put_special(a + draw() % n * size, size, draw() % 60);
+                memset(got, 0x5a, coded + 16);
+                wc_encode(truth, codecs[c], dtype, b, a, n, NULL);
+                wc_encode(table, codecs[c], dtype, got, a, n, NULL);
+                check(memcmp(b, got, coded) == 0 && got[coded] == 0x5a, table->name, "sparse encode", (int)dtype, (int)codecs[c], n);
+                check(wc_codec_valid(codecs[c], b, n), table->name, "sparse valid", (int)dtype, (int)codecs[c], n);
+                for (size_t flips = 0; flips < 4; flips++) {
+                    wc_decode(truth, codecs[c], dtype, want, b, n);
+                    wc_decode(table, codecs[c], dtype, got, b, n);
+                    check(memcmp(want, got, n * size) == 0, table->name, "sparse decode", (int)dtype, (int)codecs[c], n);
+                    if (coded)
+                        b[draw() % coded] ^= (uint8_t)(1u << draw() % 8);
+                }
+            }
+}
+
 static void hashes(const wc_kernels *table)
 {
     const wc_kernels *truth = wc_kernels_named("generic");
@@ -269,6 +298,7 @@ int main(void)
         special_values(table);
         shapes(table);
         codecs(table);
+        sparse(table);
         hashes(table);
     }
     wc_fpenv_leave(saved);

@@ -168,6 +168,11 @@ def test_what_the_client_thinks_that_the_wire_does(each: Codec, dtype: DType) ->
             {"max_rel_error": 0.01, "algorithm": "ring"},
             ("encodes sums again", "auto, direct, full_exchange, naive, hierarchical", "'ring'", "codec='int8'"),
         ),
+        (tensor(DType.float32), {"codec": "top1.5%", "op": "max"}, ("a sparse codec cannot do this", "got op max")),
+        (tensor(DType.float32), {"codec": "top1.5%", "algorithm": "tree"}, ("full_exchange or ring", "'tree'")),
+        (tensor(DType.float32), {"codec": "top1%/top1%", "algorithm": "naive"}, ("direct or ring", "'naive'")),
+        (tensor(DType.float32), {"codec": "top1.5%", "rounding": "stochastic"}, ("rounding='nearest'", "'stochastic'")),
+        (tensor(DType.float32), {"codec": "top0%"}, ("codec is not available", "top1.5%/top1.5%", "'top0%'")),
         (tensor(DType.float32), {"codec": "int8", "rounding": "up"}, ("rounding is not available", "nearest or stoch")),
         (tensor(DType.float32), {"rounding": "stochastic"}, ("without a codec", "codec= or max_rel_error=")),
         (tensor(DType.float32), {"codec": "int8", "rounding": "stochastic", "seed": -1}, ("seed", "64 bits", "got -1")),
@@ -279,6 +284,25 @@ def test_the_residual_is_the_same_whatever_runs(held: Communicator, manual: Fake
         assert work.wait(10).codec == "int8"
         expected = x - lossy(Codec.int8, DType.float32, x)
         assert (feedback.residual("w") == expected).all(), (algorithm, world)
+
+
+def test_a_residual_decays(held: Communicator, manual: FakeDaemon) -> None:
+    feedback, x = wancoll.ErrorFeedback(decay=0.5), gaussian(5000)
+    codec = Codec.named("top1.5%")
+    assert codec is not None
+    residual = np.zeros_like(x)
+    for _ in range(3):
+        work = held.all_reduce(x.copy(), feedback=feedback, name="w", codec="top1.5%", async_op=True)
+        post = manual.next_post()
+        manual.drop(post)
+        manual.send(m.Result(post.id, 1, 1, ["me", "b"], 0, 1, "full_exchange", 0, 0.0, 0, 0.0))
+        wanted = x + np.float32(0.5) * residual
+        residual = wanted - lossy(codec, DType.float32, wanted)
+        assert work.wait(10).codec_error == pytest.approx(np.linalg.norm(residual) / np.linalg.norm(wanted), rel=1e-5)
+        assert (feedback.residual("w") == residual).all()
+    for decay in (-0.1, 1.1, "much", True):
+        with refused("ErrorFeedback(decay=...)", "from 0 to 1"):
+            wancoll.ErrorFeedback(decay=decay)  # type: ignore[arg-type]
 
 
 def test_the_rounding_of_half_types_is_not_lost(held: Communicator, manual: FakeDaemon) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from wancoll.schedule.build import takes
 
 TABLES = [name for name in ("generic", "avx2", "avx512", "neon") if lib.wc_kernels_named(name.encode()) != ffi.NULL]
 CODECS = [codec for codec in Codec if codec is not Codec.none]
+SPARSE = [Codec.named(f"top{share}") for share in ("1.5%", "5%-int8", "0.01%/top0.01%", "40%", "100%-int8")]
 PAIRS = [(codec, dtype) for codec in CODECS for dtype in DType if takes(codec, dtype)]
 KEY = 0x0123456789ABCDEF
 COUNTS = (0, 1, 2, 31, 32, 33, 63, 64, 127, 128, 129, 255, 256, 257, 1000, 1023, 1024, 1025, 4099)
@@ -59,9 +62,12 @@ class Kernels:
         moved = self.moved(out)
         args = [self.moved(m) if isinstance(m, np.ndarray) else m for m in more]
         saved = lib.wc_fpenv_enter()
-        getattr(self.table, verb)[self.codec][self.dtype](
-            *(ffi.cast("void *", a.ctypes.data) if isinstance(a, np.ndarray) else a for a in (moved, *args))
+        kernel = (
+            partial(getattr(lib, f"wc_{verb}"), self.table, self.codec, self.dtype)
+            if verb != "accumulate"
+            else self.table.accumulate[self.codec][self.dtype]
         )
+        kernel(*(ffi.cast("void *", a.ctypes.data) if isinstance(a, np.ndarray) else a for a in (moved, *args)))
         lib.wc_fpenv_leave(saved)
         room = moved.base.view(np.uint8)
         assert (room[: self.shift] == 0x5A).all()
@@ -80,8 +86,8 @@ class Kernels:
 
     def error(self, x: np.ndarray, coded: np.ndarray) -> tuple[float, float]:
         sums = ffi.new("double[2]")
-        kernel = self.table.error[self.codec][self.dtype]
-        kernel(ffi.from_buffer(x), ffi.from_buffer(coded), x.size, sums, sums + 1)
+        decoded = ffi.from_buffer(self.decode(coded, x.size).copy())
+        self.table.error[self.dtype](ffi.from_buffer(x), decoded, x.size, sums, sums + 1)
         return sums[0], sums[1]
 
 
@@ -185,10 +191,123 @@ def test_the_error_is_that_of_the_finite_elements(codec, dtype):
     assert got.pop() == pytest.approx(want, rel=1e-12)
 
 
+# ---- sparse -------------------------------------------------------------------------------------------------
+
+FLOATS = (DType.float32, DType.float64, DType.float16, DType.bfloat16)
+sparse = pytest.mark.parametrize("codec", SPARSE, ids=lambda codec: codec.name)
+
+
+def awkward() -> np.ndarray:
+    """Blocks that are all equal, all zero, sorted; with specials, one giant, denormals; a short one last."""
+    rng = np.random.default_rng(41)
+    gauss = rng.normal(size=(7, 4096))
+    gauss[0, rng.integers(0, 4096, 90)] = np.tile([np.inf, -np.inf, np.nan], 30)  # more than are kept
+    gauss[1, [7, 4000]] = np.inf, np.nan
+    gauss[2, 9] = 3e38
+    gauss[3] *= 2.0**-148
+    gauss[4] = np.round(gauss[4])  # ties
+    gauss[5] = 3.4e38 * np.sign(gauss[5])
+    rows = [*gauss, np.full(4096, -1.5), np.zeros(4096), np.full(4096, -0.0), np.sort(gauss[6]), np.full(4096, np.nan)]
+    return np.concatenate([*rows, rng.normal(size=50)])
+
+
+@sparse
+@pytest.mark.parametrize("dtype", FLOATS, ids=lambda dtype: dtype.name)
+def test_sparse_kernels_equal_the_reference(codec, dtype):
+    x = awkward()
+    for n in (0, 1, 3, 50, 4095, 4096, 4097, x.size) if codec is SPARSE[0] else (30, x.size):
+        part = elements(dtype, x[x.size - n :])
+        coded = reference.encode(codec, dtype, part)
+        decoded = reference.decode(codec, dtype, coded, n)
+        assert reference.valid(codec, coded, n)
+        values, after = numbers(dtype, part), numbers(dtype, decoded)
+        finite = np.isfinite(values)
+        want = np.sum((values[finite] - after[finite]) ** 2), np.sum(values[finite] ** 2)
+        for table in TABLES:
+            kernels = Kernels(table, codec, dtype, shift=3)
+            same(kernels.encode(part), coded)
+            assert lib.wc_codec_valid(codec, ffi.from_buffer(coded), n)
+            same(kernels.decode(coded, n), decoded)
+            assert kernels.error(part, coded) == pytest.approx(want, rel=1e-9, nan_ok=True)
+
+
+def decoded_once(name: str, x: np.ndarray) -> np.ndarray:
+    codec, x = Codec.named(name), x.astype(np.float32)
+    return reference.decode(codec, DType.float32, reference.encode(codec, DType.float32, x), x.size)
+
+
+def test_what_a_sparse_block_keeps():
+    x = np.zeros(4096)
+    x[100:200] = 1  # ties: the first 61
+    x[4000] = -np.inf
+    x[4001] = -np.nan
+    after = decoded_once("top1.5%", x)
+    assert np.flatnonzero(after).tolist() == [*range(100, 159), 4000, 4001]
+    assert (after[100:159] == 1).all()
+    assert np.isnan(after[4000:4002]).all()  # there is a NaN: infinities of its block are NaN, too
+    x[4001] = 5
+    after = decoded_once("top1.5%", x)
+    assert after[4000] == -np.inf
+    assert set(after[[*range(100, 159), 4001]]) == {np.float32(1.0703125)}  # of 64 / 60
+    after = decoded_once("top1.5%-int8", x)
+    assert (after[4000], after[4001], after[100]) == (-np.inf, 5, np.float32(np.rint(126 / 5) * np.float32(5 / 126)))
+    giant = np.random.default_rng(43).normal(size=4096)
+    giant[77] = 3e38
+    after = decoded_once("top1.5%", giant)
+    assert after[77] == np.float32(3e38).astype(ml_dtypes.bfloat16)
+    others = np.delete(np.abs(after[after != 0]), np.flatnonzero(np.flatnonzero(after) == 77))
+    assert 2 < others[0] < 4
+    assert len(set(others)) == 1
+    short = np.arange(1, 31) * 2.0**-130
+    assert np.count_nonzero(decoded_once("top1.5%", short)) == 30
+
+
+@sparse
+def test_bytes_that_are_no_sparse_block_are_named_and_decode_as_zeros(codec):
+    rng = np.random.default_rng(47)
+    elements_, size = codec.block
+    good = reference.encode(codec, DType.float32, rng.normal(size=elements_).astype(np.float32))
+    bad = 0
+    for round_ in range(400):
+        coded = good.copy()
+        if round_ % 4 == 0:
+            coded[:] = np.frombuffer(rng.bytes(size), np.uint8)
+        else:
+            for at in rng.integers(0, size, round_ % 4):
+                coded[at] ^= 1 << rng.integers(0, 8)
+        n = int(rng.integers(1, 4097)) if round_ % 3 == 0 else 4096
+        fine = reference.valid(codec, coded, n)
+        bad += not fine
+        assert lib.wc_codec_valid(codec, ffi.from_buffer(coded), n) == fine
+        for table in TABLES:
+            got = Kernels(table, codec, DType.float32).decode(coded, n)
+            same(got, reference.decode(codec, DType.float32, coded, n))
+            assert fine or not got.any()
+    assert bad > 100
+
+
+def test_names_of_sparse_codecs():
+    assert [Codec.named(name) for name in ("int8", "none")] == [Codec.int8, Codec.none]
+    for name in ("top1.5%", "top5%-int8", "top0.01%", "top100%-int8/top100%-int8", "top12.34%/top12.34%"):
+        codec = Codec.named(name)
+        assert (codec.name, Codec(int(codec)), codec.sparse, codec.of_result) == (name, codec, True, "/" in name)
+        shape = lib.wc_codec_shape(codec)
+        assert codec.block == reference.block(codec) == (shape.elements, shape.bytes)
+    assert Codec.named("top1.50%").name == "top1.5%"
+    assert Codec.named("top1.5%").block == (4096, 81)
+    for name in ("top", "top0%", "top101%", "top1.555%", "top1.5", "top1.5%/top2%", "top1.5%/", "top5%-int4", "x"):
+        assert Codec.named(name) is None
+    for value in (6, 255, 2, 1 << 8 | 3, 10001 << 8 | 2, 150 << 8 | 130 | 1 << 30):
+        assert lib.wc_codec_shape(value).bytes == (20 if value == 4 else 260 if value == 2 else 0)
+    with pytest.raises(ValueError, match="6"):
+        Codec(6)
+
+
 def test_what_is_refused():
     for table in TABLES:
         kernels = lib.wc_kernels_named(table.encode())
-        for verb in ("encode", "decode", "accumulate", "error"):
+        assert {d for d in DType if kernels.error[d] != ffi.NULL} == set(FLOATS)
+        for verb in ("encode", "decode", "accumulate"):
             there = {(c, d) for c in Codec for d in DType if getattr(kernels, verb)[c][d] != ffi.NULL}
             assert there == set(PAIRS)
     with pytest.raises(ConfigError, match="int32"):

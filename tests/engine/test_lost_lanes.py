@@ -15,6 +15,7 @@ import pytest
 from tests.engine.engines import Mesh, hand_over
 from tests.engine.test_schedules import PAIRS, run
 from tests.later import later
+from tests.schedule.schedules import SPARSE
 from wancoll.collective import ROOTED, Codec, Descriptor, Kind
 
 COUNT = 1025
@@ -146,7 +147,7 @@ def test_lanes_that_end_at_any_byte_change_no_bit(kind: Kind, algorithm: str) ->
     break_everywhere(kind, algorithm, Codec.none, 0)
 
 
-@pytest.mark.parametrize("codec", [Codec.int8, *later(*(each for each in Codec if each > Codec.int8))])
+@pytest.mark.parametrize("codec", [Codec.int8, SPARSE[2], *later(*(each for each in Codec if each > Codec.int8))])
 def test_encoded_bytes_go_on_in_the_middle_of_a_block(codec: Codec) -> None:
     for algorithm in ("ring", "direct"):
         break_everywhere(Kind.all_reduce, algorithm, codec, 0)

@@ -1,5 +1,6 @@
 """Every collective and algorithm in real engines over TCP, bit for bit as the reference executor has it."""
 
+import errno
 from typing import Any
 
 import numpy as np
@@ -8,11 +9,12 @@ import pytest
 from tests.engine.engines import Mesh, mesh_of, same, wait_for
 from tests.later import at_night, later
 from tests.schedule import codec, numbers, reference
-from tests.schedule.schedules import mixed_ends
+from tests.schedule.schedules import SPARSE, mixed_ends
 from wancoll.collective import REDUCING, ROOTED, SAME_RESULT, Codec, Descriptor, DType, Kind, ReduceOp
-from wancoll.native.engine import Done
+from wancoll.native.engine import Done, LaneDown
+from wancoll.schedule.build import SPARSE as LEAST
 from wancoll.schedule.choose import ALGORITHMS, make, sizes
-from wancoll.schedule.steps import RAW_ENDS
+from wancoll.schedule.steps import RAW_ENDS, Ends
 
 COUNTS = (0, 1, 5, 1025, 70_001)
 UNEVEN = {Kind.all_gather, Kind.reduce_scatter}
@@ -33,8 +35,11 @@ def sites_of(world: int) -> tuple[str, ...]:
     return tuple("ab"[rank % 3 == 2] for rank in range(world))
 
 
-def run(mesh: Mesh, call: Descriptor, algorithm: str, seed: int, shares: tuple[int, ...] = ()) -> None:
-    """One op on all engines; results, digests and untouched inputs."""
+def run(
+    mesh: Mesh, call: Descriptor, algorithm: str, seed: int, shares: tuple[int, ...] = (), stripe: int = 65536,
+    keeps: bool = False,
+) -> list[int]:  # fmt: skip
+    """One op on all engines; results, digests, which are returned, and untouched inputs."""
     world = mesh.world
     mesh.seq += 1
     wanted = [sizes(call, rank, world, ()) for rank in range(world)]
@@ -45,11 +50,14 @@ def run(mesh: Mesh, call: Descriptor, algorithm: str, seed: int, shares: tuple[i
         np.full(result_buffer // call.dtype.itemsize, 85, numbers.storage(call.dtype)) for _, result_buffer in wanted
     ]
     ends = mixed_ends(world, seed) if call.codec else [RAW_ENDS] * world
+    if call.codec.sparse:
+        ends = [Ends(end.input, end.result and not keeps and call.codec.of_result, keeps) for end in ends]
     schedules = [
         make(call, algorithm, rank, world, sites=sites_of(world), ends=ends[rank], shares=shares)
         for rank in range(world)
     ]
     digests: list[int] = []
+    kept: list[Any] = []
     keys = [(RESULT_KEY, 77 + rank, 99 + rank) for rank in range(world)]
     noise = keys if call.rounding == "stochastic" else None
     expected = reference.execute(
@@ -61,9 +69,12 @@ def run(mesh: Mesh, call: Descriptor, algorithm: str, seed: int, shares: tuple[i
         result_bytes=[result_buffer for _, result_buffer in wanted],
         noise=noise,
         digests=digests,
+        kept=kept,
     )
     elements_of = [x.size for x in result_buffers]
-    for rank, (coded_input, coded_result) in enumerate(ends):
+    for rank, (coded_input, coded_result, sums) in enumerate(ends):
+        if sums:
+            result_buffers[rank] = np.tile(result_buffers[rank], 2)
         if coded_input:
             key = keys[rank][1] if noise else None
             input_buffers[rank] = codec.encode(call.codec, call.dtype, input_buffers[rank], key=key)
@@ -82,16 +93,54 @@ def run(mesh: Mesh, call: Descriptor, algorithm: str, seed: int, shares: tuple[i
             noise=keys[rank],
             ends=ends[rank],
             shares=shares,
+            stripe=stripe,
         )
     done = [wait_for(engine, Done) for engine in mesh.engines]
     for rank in range(world):
         if ends[rank].result:
             result_buffers[rank] = codec.decode(call.codec, call.dtype, result_buffers[rank], elements_of[rank])
-        assert same(result_buffers[rank], expected[rank]), (str(call), algorithm, rank)
+        assert same(result_buffers[rank][: elements_of[rank]], expected[rank]), (str(call), algorithm, rank)
+        start, stop = schedules[rank].kept
+        assert same(result_buffers[rank][elements_of[rank] :][start:stop], kept[rank])
         assert same(input_buffers[rank], untouched[rank])
         assert done[rank].digest == digests[rank]
     if call.kind in SAME_RESULT:
         assert len({d.digest for d in done}) == 1
+    return [d.digest for d in done]
+
+
+@pytest.mark.parametrize("each", SPARSE, ids=lambda each: each.name)
+def test_sparse_codecs_whatever_lanes_workers_and_stripe(each: Codec) -> None:
+    digests: dict[tuple[int, DType], set[int]] = {}
+    for world, lanes, workers, stripe in ((3, 1, 1, 4096), (3, 3, 2, 65536), (2, 8, 2, 8192), (3, 8, 1, 4096)):
+        with mesh_of(world, lanes, workers=workers) as mesh:
+            for algorithm in LEAST[each.of_result]:
+                for count, dtype, op in (
+                    (1, DType.float32, ReduceOp.sum),
+                    (4097, DType.bfloat16, ReduceOp.avg),
+                    (550_001, DType.float32, ReduceOp.avg),
+                    (40_000, DType.float64, ReduceOp.sum),
+                ):
+                    call = Descriptor(Kind.all_reduce, dtype, op, count, codec=each)
+                    for keeps in {False, each.of_result}:
+                        found = run(mesh, call, algorithm, count, stripe=stripe, keeps=keeps)
+                        digests.setdefault((count, world), set()).update(found)
+    assert all(len(found) == 1 for found in digests.values())
+
+
+def test_a_sparse_block_that_nobody_encodes_costs_the_link() -> None:
+    codec_ = SPARSE[0]
+    call = Descriptor(Kind.all_reduce, count=3 * 4096, codec=codec_)
+    inputs = [codec.encode(codec_, DType.float32, elements(DType.float32, call.nbytes, rank)) for rank in range(2)]
+    inputs[1][81 + 40] ^= 1  # a field, with a place's low bits or a code: still a block
+    inputs[1][2 * 81 + 70] ^= 0xFF  # the row of high bits
+    assert [codec.valid(codec_, inputs[1][at : at + 81], 4096) for at in (0, 81, 162)] == [True, True, False]
+    with mesh_of(2, lanes=1) as mesh:
+        for rank in range(2):
+            result = np.zeros(call.count, np.float32)
+            mesh.run(rank, 1, call, "full_exchange", inputs[rank], result, ends=Ends(True))
+        down = wait_for(mesh.engines[0], LaneDown)
+        assert (down.error, "a block of the codec that nobody encodes" in down.text) == (errno.EPROTO, True)
 
 
 @pytest.mark.parametrize("world", [*range(1, 5), *later(5, 8), *at_night(6, 7, 9)])

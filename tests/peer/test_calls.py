@@ -198,12 +198,32 @@ def test_encoded_buffers_are_of_calls_with_a_codec(coded: tuple[bool, bool]) -> 
         found = posts(count, codec=Codec.int8)
         assert found.memory == tuple(nbytes if each else 4 * count for each in coded)
         meaning = resolve(found.posted, KNEW, KNEW, 0, plan(), ends=found.ends)
-        assert meaning.schedule.ends == coded
+        assert meaning.schedule.ends == (*coded, False)
     with pytest.raises(ProtocolError, match="call with a codec"):
         posts(4)
     if coded[1]:
         with pytest.raises(ProtocolError, match="without grace"):
             posts(4, codec=Codec.int8, grace=1.0)
+
+
+def test_sums_are_kept_of_sparse_codecs_that_encode_the_result() -> None:
+    once, twice = Codec.named("top1.5%"), Codec.named("top1.5%/top1.5%")
+    assert once is not None
+    assert twice is not None
+
+    def posts(**fields: Any) -> Call:
+        post = m.Post(1, Descriptor(Kind.all_reduce, count=9000, **fields), 0, 64, 1)
+        return posted(replace(post, input_coded=True, result_kept=True), KNEW, 10, "m10")
+
+    found = posts(codec=twice)
+    assert found.memory == (3 * 81, 2 * 36000)
+    assert resolve(found.posted, KNEW, KNEW, 0, plan(), ends=found.ends).schedule.kept == (0, 4096)
+    for codec in (Codec.none, Codec.int8, once):
+        with pytest.raises(ProtocolError, match=r"a codec|sums that are kept"):
+            posts(codec=codec)
+    for wrong in ({"op": ReduceOp.max}, {"algorithm": "tree"}, {"rounding": "stochastic"}):
+        with pytest.raises(ProtocolError, match="for sparse codecs"):
+            posts(codec=twice, **wrong)
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,14 @@ The formats are in docs/numbers.md, "Codecs". Arrays hold elements as in `refere
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 
 from tests.schedule.numbers import Array, narrowed, widened
-from wancoll.collective import Codec, DType
+from wancoll.collective import BLOCKS, SPARSE_BLOCK, Codec, DType
 from wancoll.errors import ConfigError
-from wancoll.schedule.build import BLOCKS, takes
+from wancoll.schedule.build import takes
 
-_BLOCK = {Codec.none: (0, 0), **BLOCKS}
 # What the greatest code means, and the one below it: a block with infinities or NaNs leaves the first to them.
 _GREATEST = {Codec.int8: (127, 126), Codec.int4: (7, 6), Codec.fp8: (448, 416)}
 
@@ -24,7 +24,7 @@ _LINE = 64  # elements whose random words share counters
 
 def block(codec: Codec) -> tuple[int, int]:
     """That many elements become that many bytes on the wire; (0, 0) for none."""
-    return _BLOCK[codec]
+    return codec.block if codec else (0, 0)
 
 
 def coded_bytes(codec: Codec, n: int) -> int:
@@ -33,7 +33,7 @@ def coded_bytes(codec: Codec, n: int) -> int:
     Raises:
         ConfigError: codec none, whose bytes depend on the dtype.
     """
-    elements, size = _BLOCK[codec]
+    elements, size = block(codec)
     if not elements:
         raise ConfigError(
             "codec none has no blocks", who="coded_bytes", expected=", ".join(c.name for c in BLOCKS), got=codec.name
@@ -65,6 +65,8 @@ def encode(codec: Codec, dtype: DType, x: Array, *, key: int | None = None, firs
         if codec is Codec.bf16:
             return _bf16(values, noise).astype("<u2").view(np.uint8)
         rows = _rows(codec, values)
+        if codec.sparse:
+            return np.concatenate([np.empty(0, np.uint8), *(_sparse(codec, row) for row in rows)])
         words = None if noise is None else _rows(codec, noise)
         scale, codes = _halves(rows, words) if codec is Codec.fp16 else _codes(codec, rows, words)
         if codec is Codec.int4:
@@ -93,10 +95,21 @@ def decode(codec: Codec, dtype: DType, coded: Array, n: int) -> Array:
         if codec is Codec.bf16:
             values = (coded.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
         else:
-            rows = coded.reshape(-1, _BLOCK[codec][1])
+            rows = coded.reshape(-1, block(codec)[1])
+            if codec.sparse:
+                ends = [min(n - at, SPARSE_BLOCK) for at in range(0, n, SPARSE_BLOCK)]
+                parts = [_unsparse(codec, row, end) for row, end in zip(rows, ends, strict=True)]
+                return narrowed(dtype, _wide(dtype, np.concatenate([np.empty(0, np.float32), *parts])[:n]))
             scale = np.ascontiguousarray(rows[:, :4]).view("<f4")
             values = _decoded(codec, scale, np.ascontiguousarray(rows[:, 4:])).reshape(-1)[:n]
-        return narrowed(dtype, values.astype(np.float64) if dtype is DType.float64 else values)
+        return narrowed(dtype, _wide(dtype, values))
+
+
+def valid(codec: Codec, coded: Array, n: int) -> bool:
+    """Whether these are *n* elements as an encoder writes them."""
+    rows = coded.reshape(-1, block(codec)[1])
+    ends = [min(n - at, SPARSE_BLOCK) for at in range(0, n, SPARSE_BLOCK)]
+    return not codec.sparse or all(_places(codec, row, end) is not None for row, end in zip(rows, ends, strict=True))
 
 
 def random_words(key: int, first: int, n: int) -> Array:
@@ -131,7 +144,7 @@ def _check(codec: Codec, dtype: DType) -> None:
 
 def _rows(codec: Codec, values: Array) -> Array:
     """One row for each block, the last one padded with zeros."""
-    elements = _BLOCK[codec][0]
+    elements = block(codec)[0]
     return np.pad(values, (0, -values.size % elements)).reshape(-1, elements)
 
 
@@ -240,6 +253,96 @@ def _decoded(codec: Codec, scale: Array, body: Array) -> Array:
     special = np.where(np.abs(numbers) == limit, np.copysign(np.float32(np.inf), numbers), values)
     special = np.where(numbers == -limit - 1, np.float32(np.nan), special)
     return np.where(flagged, special, values)
+
+
+def _wide(dtype: DType, values: Array) -> Array:
+    return values.astype(np.float64) if dtype is DType.float64 else values
+
+
+# ---- sparse: plain loops over numbers of any size, so that nothing of the C text's packing is here ---------------
+
+
+def _form(codec: Codec) -> tuple[int, int, int]:
+    """Elements kept of a block, bits of each, low bits of a place."""
+    kept = max(1, SPARSE_BLOCK * (codec >> 8) // 10000)
+    low = 0
+    while kept << (low + 1) <= SPARSE_BLOCK:
+        low += 1
+    return kept, codec & 127, low
+
+
+def _sparse(codec: Codec, x: Array) -> Array:
+    kept, bits, low = _form(codec)
+    size = x.view(np.uint32) & _SIZE
+    rank = np.where(size > _INF, np.uint32(0x7FC00000), size)
+    places = np.sort(np.argsort(-rank.astype(np.int64), kind="stable")[:kept])
+    chosen = x[places]
+    if bits == 8:
+        scale, codes = _codes(Codec.int8, chosen[None], None)
+        head, codes = scale.astype("<f4").tobytes(), codes[0].view(np.uint8)
+    else:
+        head, codes = _levels(chosen)
+    fields = row = 0
+    for i, (place, code) in enumerate(zip(places.tolist(), codes.tolist(), strict=True)):
+        fields |= (code | (place & ((1 << low) - 1)) << bits) << i * (low + bits)
+        row |= 1 << (place >> low) + i
+    ends = kept * (low + bits), kept + (SPARSE_BLOCK - 1 >> low)
+    body = [number.to_bytes(-(-end // 8), "little") for number, end in zip((fields, row), ends, strict=True)]
+    return np.frombuffer(head + b"".join(body), np.uint8)
+
+
+def _levels(x: Array) -> tuple[bytes, Array]:
+    """Two levels as bfloat16, and codes of two bits: the sign, and which level."""
+    size = np.abs(x).astype(np.float64)
+    finite = np.isfinite(size)
+    if finite.all():
+        upper = size > _mean(size)
+        levels = [_mean(size[~upper]), _mean(size[upper])]
+    else:
+        upper = ~finite
+        levels = [_mean(size[finite]), np.nan if np.isnan(x).any() else np.inf]
+    rounded = _bf16(np.array(levels, np.float64).astype(np.float32), None)
+    rounded = np.where(np.isinf(rounded.view(ml_dtypes.bfloat16)) & np.isfinite(levels), 0x7F7F, rounded)
+    return rounded.astype("<u2").tobytes(), upper.astype(np.uint8) | np.signbit(x).astype(np.uint8) << 1
+
+
+def _mean(x: Array) -> float:
+    total = 0.0
+    for value in x.tolist():
+        total += value
+    return total / x.size if x.size else 0.0
+
+
+def _places(codec: Codec, coded: Array, end: int) -> tuple[list[int], list[int]] | None:
+    """Places and codes in a block of *end* elements; None: nobody encodes this."""
+    kept, bits, low = _form(codec)
+    width, cut = low + bits, 4 + -(-kept * (low + bits) // 8)
+    fields, row = (int.from_bytes(part.tobytes(), "little") for part in (coded[4:cut], coded[cut:]))
+    lower, upper = coded[:4].view("<u2").tolist()
+    if fields >> kept * width or row.bit_count() != kept:
+        return None
+    if bits == 2 and (lower >= 0x7F80 or (upper > 0x7F80 and upper != 0x7FC0)):
+        return None
+    highs = [bit - i for i, bit in enumerate(bit for bit in range(row.bit_length()) if row >> bit & 1)]
+    values = [fields >> i * width & ((1 << width) - 1) for i in range(kept)]
+    places = [high << low | value >> bits for high, value in zip(highs, values, strict=True)]
+    if sorted(set(places)) != places or places[-1] >= max(end, kept):
+        return None
+    return places, [value & ((1 << bits) - 1) for value in values]
+
+
+def _unsparse(codec: Codec, coded: Array, end: int) -> Array:
+    x = np.zeros(SPARSE_BLOCK, np.float32)
+    found = _places(codec, coded, end)
+    if found is None:
+        return x
+    places, codes = found[0], np.array(found[1], np.uint8)
+    if codec & 8:
+        x[places] = _decoded(Codec.int8, coded[:4].view("<f4")[None], codes[None])[0]
+    else:
+        levels = (coded[:4].view("<u2").astype(np.uint32) << 16)[codes & 1]
+        x[places] = (levels | codes.astype(np.uint32) >> 1 << 31).view(np.float32)
+    return x
 
 
 def _e4m3_numbers() -> Array:

@@ -43,6 +43,7 @@ def execute(
     cut: int = 0,
     lanes: int = 1,
     digests: list[int] | None = None,
+    kept: list[Array] | None = None,
 ) -> list[Array]:
     """Runs the schedules of all ranks as the engine does and returns every rank's result.
 
@@ -59,6 +60,7 @@ def execute(
         cut: steps are done in parts, cut at multiples of that many bytes of the whole; 0: in one piece.
         lanes: of every pair of ranks; part p of a step is on lane p % lanes. On a lane sends and receives are in order.
         digests: takes each rank's digest.
+        kept: takes the sums that each rank keeps, as far as its schedule says.
 
     Returns:
         Arrays of dtype storage(dtype).
@@ -73,6 +75,8 @@ def execute(
     results = run.results(order)
     if digests is not None:
         digests += [run.digest(rank) for rank in range(len(schedules))]
+    if kept is not None:
+        kept += [run.kept(rank, *schedule.kept) for rank, schedule in enumerate(schedules)]
     return results
 
 
@@ -142,7 +146,10 @@ class _Run:
                 key = None if noise is None else noise[rank][1]
                 self._input_buffers[rank] = encode(codec, dtype, inputs[rank], key=key)
         self._memory = [
-            {Buffer.result: _Memory(self._memory_bytes(rank)), Buffer.scratch: _Memory(schedule.scratch)}
+            {
+                Buffer.result: _Memory(self._memory_bytes(rank) * (1 + schedule.ends.kept)),
+                Buffer.scratch: _Memory(schedule.scratch),
+            }
             for rank, schedule in enumerate(schedules)
         ]
         self._parts = self._graph(schedules, cut, lanes)
@@ -166,7 +173,7 @@ class _Run:
             stuck = next(part for part in self._parts if part.waits)
             raise ValueError(f"schedules do not fit together: steps wait for each other, the first is {stuck}")
         for rank, memory in enumerate(self._memory):
-            missing = np.flatnonzero(~memory[Buffer.result].final)
+            missing = np.flatnonzero(~memory[Buffer.result].final[: self._memory_bytes(rank)])
             if missing.size:
                 raise ValueError(f"rank {rank} never gets {missing.size} bytes of its result, from {missing[0]} on")
         return [self._result(rank) for rank in range(self._world_size)]
@@ -176,14 +183,19 @@ class _Run:
         return self._coding.coded_bytes(size) if self._ends[rank].result and self._coding is not None else size
 
     def _result(self, rank: int) -> Array:
-        data = self._memory[rank][Buffer.result].data
+        data = self._memory[rank][Buffer.result].data[: self._memory_bytes(rank)]
         if self._ends[rank].result:
             return decode(self._codec, self._dtype, data, self._sizes[rank] // self._dtype.itemsize)
         return self._elements(data)
 
+    def kept(self, rank: int, start: int, stop: int) -> Array:
+        """Sums of elements [start, stop) of the tensor."""
+        at = self._sizes[rank] + np.array([start, stop]) * self._dtype.itemsize
+        return self._elements(self._memory[rank][Buffer.result].data[at[0] : at[1]])
+
     def digest(self, rank: int) -> int:
         """The digest of the rank's result, which is there; with a codec that of its encoded form."""
-        if self._coding is None:
+        if self._coding is None or not self._coding.of_result:
             return numbers.digest(self._memory[rank][Buffer.result].data.tobytes())
         coded = self._memory[rank][Buffer.result if self._ends[rank].result else Buffer.scratch].data
         block = self._coding.coded_bytes(numbers.DIGEST_BLOCK)

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from tests.schedule import reference
-from wancoll.collective import DATALESS, ROOTED, Codec, Descriptor, DType, Kind, ReduceOp
+from wancoll.collective import BLOCKS, DATALESS, ROOTED, Codec, Descriptor, DType, Kind, ReduceOp
 from wancoll.schedule import choose
-from wancoll.schedule.build import BLOCKS
 from wancoll.schedule.steps import RAW_ENDS, Direction, Ends, Schedule, Step
 
 ALL_REDUCES = choose.ALGORITHMS[Kind.all_reduce]
 PAIRS = [(kind, name) for kind, names in choose.ALGORITHMS.items() for name in names]
+SPARSE = tuple(Codec.named(name) for name in ("top1.5%", "top5%-int8", "top1.5%/top1.5%"))
 CODECS = tuple(BLOCKS)
 SITES = ("a", "b", "", "a", "b", "a", "b", "b")  # sites of uneven sizes, mixed up
 
@@ -109,5 +109,5 @@ def wire_bytes(schedule: Schedule, codec: Codec = Codec.none, itemsize: int = 4)
 
 
 def coded(nbytes: int, codec: Codec, itemsize: int = 4) -> int:
-    elements, size = BLOCKS[codec]
+    elements, size = codec.block
     return -(-nbytes // (elements * itemsize)) * size

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.schedule.schedules import PAIRS, call, everyone, sites_of
-from wancoll.collective import DATALESS, Codec, Descriptor, DType, Kind
+from wancoll.collective import BLOCKS, DATALESS, Codec, Descriptor, DType, Kind
 from wancoll.errors import ConfigError
 from wancoll.schedule import cost
-from wancoll.schedule.build import BLOCKS
 from wancoll.schedule.choose import ALGORITHMS, NoRoute, choose, has_sites, links, make, sizes
 from wancoll.schedule.steps import Buffer
 

@@ -15,7 +15,7 @@ from tests.schedule import codec as codecs
 from tests.schedule.schedules import ALL_REDUCES, CODECS, PAIRS, call, coded, everyone, sends, sites_of, wire_bytes
 from wancoll.collective import DATALESS, Codec, Descriptor, Kind
 from wancoll.schedule.algorithms.hierarchical import members_by_site
-from wancoll.schedule.build import BLOCKS, Coding
+from wancoll.schedule.build import Coding
 from wancoll.schedule.choose import make
 from wancoll.schedule.steps import Action, Buffer, Direction, chunk_bounds
 
@@ -149,7 +149,7 @@ def test_actions_and_places_fit_directions(kind, algorithm, large):
 @pytest.mark.parametrize("algorithm", ALL_REDUCES)
 @pytest.mark.parametrize("codec", CODECS)
 def test_ranges_begin_at_blocks_of_the_codec(algorithm, codec):
-    block = BLOCKS[codec][0] * 4
+    block = codec.block[0] * 4
     for world_size in range(1, 10):
         for schedule in everyone(call(Kind.all_reduce, 12345, world_size, codec=codec), algorithm, world_size):
             assert all(step.start % block == 0 for step in schedule.steps)
@@ -159,7 +159,7 @@ def test_ranges_begin_at_blocks_of_the_codec(algorithm, codec):
 
 def test_the_codecs_agree_on_their_blocks():
     for codec in CODECS:
-        assert codecs.block(codec) == BLOCKS[codec]
+        assert codecs.block(codec) == codec.block
     assert set(CODECS) == set(Codec) - {Codec.none}
     assert Coding(32, 20, 4).coded_bytes(4 * 33) == 40
 
@@ -169,7 +169,7 @@ def test_the_codecs_agree_on_their_blocks():
 
 def chunk_sizes(count, world_size, codec=Codec.none):
     """Bytes on the wire of every chunk of float32."""
-    multiple = 1 if codec is Codec.none else BLOCKS[codec][0]
+    multiple = 1 if codec is Codec.none else codec.block[0]
     sizes = [4 * (stop - start) for start, stop in chunk_bounds(count, world_size, multiple)]
     return sizes if codec is Codec.none else [coded(size, codec) for size in sizes]
 
@@ -199,7 +199,7 @@ def expected_all_reduce(algorithm, rank, n, count, codec=Codec.none):
         case "tree":
             return whole * (children(rank, n) + (rank > 0))
         case "double_tree":  # half of it over every link that the rank has in each tree
-            halves = [4 * (stop - start) for start, stop in chunk_bounds(count, 2, BLOCKS[codec][0] if codec else 1)]
+            halves = [4 * (stop - start) for start, stop in chunk_bounds(count, 2, codec.block[0] if codec else 1)]
             return sum(
                 (half if codec is Codec.none else coded(half, codec)) * degree(rank, tree, n)
                 for tree, half in enumerate(halves)

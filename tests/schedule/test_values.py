@@ -17,7 +17,7 @@ from tests.schedule.schedules import ALL_REDUCES, CODECS, PAIRS, call, inputs_of
 from wancoll.collective import DATALESS, SAME_RESULT, Codec, Descriptor, DType, Kind, ReduceOp
 from wancoll.schedule import choose
 from wancoll.schedule.algorithms.hierarchical import members_by_site
-from wancoll.schedule.build import BLOCKS, takes
+from wancoll.schedule.build import takes
 from wancoll.schedule.steps import chunk_bounds
 
 WORLDS = range(1, 10)
@@ -454,7 +454,7 @@ def test_sums_that_stay_raw_are_encoded_as_results_only(codec):
     descriptor = Descriptor(Kind.all_reduce, count=2000, codec=codec, bounded=True)
     inputs = inputs_of(descriptor, 5, seed=1)
     parts = [through(codec, x) for x in inputs]
-    expected = through(codec, expected_all_reduce(descriptor, "ring", parts, (), BLOCKS[codec][0]))
+    expected = through(codec, expected_all_reduce(descriptor, "ring", parts, (), codec.block[0]))
     assert all(same_bits(result, expected) for result in run(descriptor, "ring", 5, inputs))
 
 
@@ -464,7 +464,7 @@ def test_direct_encodes_contributions_and_results_once(codec):
     descriptor = Descriptor(Kind.all_reduce, count=count, codec=codec)
     inputs = inputs_of(descriptor, n, seed=1)
     result = run(descriptor, "direct", n, inputs)[0]
-    for start, stop in chunk_bounds(count, n, BLOCKS[codec][0]):
+    for start, stop in chunk_bounds(count, n, codec.block[0]):
         parts = [through(codec, x[start:stop]) for x in inputs]
         assert same_bits(result[start:stop], through(codec, fold(np.add, parts)))
 

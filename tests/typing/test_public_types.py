@@ -84,7 +84,9 @@ def test_type_checkers_see_the_options_that_there_are(name: str) -> None:
 def test_the_names_that_a_type_checker_knows_are_those_that_there_are() -> None:
     known = communicator
     assert get_args(known.OpName) == tuple(ReduceOp.__members__)
-    assert get_args(known.CodecName) == tuple(Codec.__members__)
+    names, plain = get_args(known.CodecName), tuple(Codec.__members__)
+    assert names[: len(plain)] == plain
+    assert all((codec := Codec.named(name)) is not None and codec.name == name for name in names)
     assert get_args(known.OnFailure) == ON_FAILURE
     assert get_args(known.Strategy) == STRATEGIES
     assert set(get_args(known.Algorithm)) == {name for names in ALGORITHMS.values() for name in names}

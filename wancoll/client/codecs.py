@@ -15,7 +15,7 @@ from wancoll.client.checks import refused, unavailable, whole_number
 from wancoll.collective import ROUNDINGS, Codec, DType, ReduceOp
 from wancoll.errors import ConfigError
 from wancoll.native import ffi, lib
-from wancoll.schedule.build import BLOCKS, takes
+from wancoll.schedule.build import SPARSE, fits_sparse, takes
 from wancoll.schedule.choose import BOUNDED
 from wancoll.schedule.numbers import narrowed, storage, widened
 
@@ -35,7 +35,7 @@ NOMINAL_ERROR = (
 
 _STOCHASTIC = math.sqrt(2)  # times the error of rounding to nearest: the variance is 1/6 of a step's square, not 1/12
 
-_CODECS = Codec.__members__
+_CODECS = (*Codec.__members__, "top1.5%", "top5%-int8", "top1.5%/top1.5%")  # of which any share will do
 _AT_ONCE = 1 << 17  # elements, whole blocks of every codec: what is made of so many stays in a cache
 
 
@@ -52,14 +52,16 @@ RAW = Coding()
 
 
 def coding(
-    call: str, dtype: DType, codec: str, max_rel_error: float | None, rounding: str, seed: int, algorithm: str = "auto"
-) -> Coding:
+    call: str, dtype: DType, codec: str, max_rel_error: float | None, rounding: str, seed: int,
+    algorithm: str = "auto", op: ReduceOp = ReduceOp.sum,
+) -> Coding:  # fmt: skip
     """What the codec arguments of *call* mean."""
     if codec == "none" and max_rel_error is None and rounding == "nearest":
         return RAW
-    wanted = _CODECS.get(codec)
+    named: Any = codec  # the callers are not all type-checked
+    wanted = Codec.named(codec) if isinstance(named, str) else None
     if wanted is None:
-        raise unavailable(call, "codec", codec, tuple(_CODECS))
+        raise unavailable(call, "codec", codec, _CODECS)
     if rounding not in ROUNDINGS:
         raise unavailable(call, "rounding", rounding, ROUNDINGS)
     if max_rel_error is not None:
@@ -88,6 +90,12 @@ def coding(
             "the codec does not take this dtype", who=f"{call}(codec={wanted.name!r})",
             expected=" or ".join(taken), got=dtype.name,
             hint=f"for {dtype.name} there is {_formats(dtype)}",
+        )  # fmt: skip
+    if wanted.sparse and not (fits_sparse(wanted, op, algorithm) and rounding == "nearest"):
+        raise ConfigError(
+            "a sparse codec cannot do this", who=f"{call}(codec={wanted.name!r})",
+            expected=f"op sum or avg, rounding='nearest', algorithm 'auto' or {' or '.join(SPARSE[wanted.of_result])}",
+            got=f"op {op.name}, rounding={rounding!r}, algorithm={algorithm!r}",
         )  # fmt: skip
     if rounding != "stochastic":
         seed = 0
@@ -121,8 +129,8 @@ def through(codec: Codec, dtype: DType, x: Array, coded: Array, decoded: DType) 
     kernels = lib.wc_kernels_default()
     entered = lib.wc_fpenv_enter()
     try:
-        kernels.encode[codec][dtype](_address(coded), _address(x), x.size, ffi.NULL)
-        kernels.decode[codec][decoded](_address(out), _address(coded), x.size)
+        lib.wc_encode(kernels, codec, dtype, _address(coded), _address(x), x.size, ffi.NULL)
+        lib.wc_decode(kernels, codec, decoded, _address(out), _address(coded), x.size)
     finally:
         lib.wc_fpenv_leave(entered)
     return out
@@ -130,7 +138,7 @@ def through(codec: Codec, dtype: DType, x: Array, coded: Array, decoded: DType) 
 
 def coded_bytes(codec: Codec, count: int) -> int:
     """Bytes of *count* elements in a codec."""
-    elements, size = BLOCKS[codec]
+    elements, size = codec.block
     return -(-count // elements) * size
 
 
@@ -153,13 +161,21 @@ class ErrorFeedback:
     what was sent adds up to what was given (Seide et al., "1-bit stochastic gradient descent", 2014).
 
     A residual is what encoding this member's tensor once loses; where an algorithm encodes partial sums again ("ring",
-    "tree", "halving_doubling", "hierarchical") what that loses is in nobody's residual, nor is what the result loses. A
-    residual belongs to this member: save it with the rest of the member's state, and reset() it where a tensor begins
-    anew. Those of tensors that are encoded on a CUDA device stay there.
+    "tree", "halving_doubling", "hierarchical") what that loses is in nobody's residual, nor is what the result loses;
+    but what a sparse codec with "/" drops of a sum is in the residual of the member that made that sum. A residual
+    belongs to this member: save it with the rest of the member's state, and reset() it where a tensor begins anew.
+    Those of tensors that are encoded on a CUDA device stay there.
+
+    Args:
+        decay: what is left of a residual from one call to the next, 0 to 1 (1: all).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, decay: float = 1.0) -> None:
+        given: Any = decay  # the callers are not all type-checked
+        if isinstance(given, bool) or not isinstance(given, int | float) or not 0 <= given <= 1:
+            raise refused("ErrorFeedback", "decay", decay, "a number from 0 to 1")
         self._residuals: dict[str, Residual] = {}
+        self.decay = decay
 
     def __len__(self) -> int:
         return len(self._residuals)
@@ -227,7 +243,7 @@ class ErrorFeedback:
 class Feed:
     """One call's use of a residual. A ConfigError: the residual of that name belongs to another tensor."""
 
-    __slots__ = ("_call", "_count", "_feedback", "_lost", "_name", "_whole", "codec", "dtype", "late")
+    __slots__ = ("_call", "_count", "_feedback", "_lost", "_name", "_whole", "codec", "dtype", "error", "late")
 
     def __init__(
         self, call: str, feedback: ErrorFeedback, name: str, dtype: DType, count: int, codec: Codec, late: bool = False
@@ -236,6 +252,7 @@ class Feed:
         self.dtype, self.codec, self.late = dtype, codec, late
         self._lost: Residual | None = None  # what the codec loses
         self._whole: Residual | None = None  # the tensor and what was added to it, if it may come too late
+        self.error = 0.0  # relative, of what add() has encoded, where the result is not
         self.residual()
 
     def residual(self) -> Residual | None:
@@ -253,6 +270,11 @@ class Feed:
     def conflicts(self, other: Feed) -> bool:
         """Whether both use the same residual."""
         return self._feedback is other._feedback and self._name == other._name
+
+    @property
+    def decay(self) -> float:
+        """What is left of a residual from one call to the next."""
+        return self._feedback.decay
 
     @property
     def nbytes(self) -> int:
@@ -273,12 +295,13 @@ class Feed:
         whole = np.empty_like(lost) if self.late else None
         residual = self.residual()
         residual = None if residual is None else np.asarray(residual)
+        squares = [0.0, 0.0]
         with np.errstate(all="ignore"):
             for start in range(0, self._count, _AT_ONCE):
                 at = slice(start, start + _AT_ONCE)
                 wanted = np.array(widened(self.dtype, given[at]))
                 if residual is not None:
-                    wanted += residual[at]
+                    wanted += residual[at] if self.decay == 1 else residual[at] * self.decay
                 if self.codec is Codec.none:
                     given[at] = sent = narrowed(self.dtype, wanted)
                 else:
@@ -286,18 +309,29 @@ class Feed:
                     sent = through(self.codec, kept_as(self.dtype), wanted, coded, self.dtype)
                 np.subtract(wanted, widened(self.dtype, sent), out=lost[at])
                 _drop_infinite(lost[at])
-                if whole is not None:
+                if whole is not None or not self.codec.of_result:
                     _drop_infinite(wanted)
+                if whole is not None:
                     whole[at] = wanted
+                if not self.codec.of_result:
+                    squares = [sums + float(x @ x) for sums, x in zip(squares, (lost[at], wanted), strict=True)]
+        self.error = math.sqrt(squares[0] / squares[1]) if squares[1] > 0 else 0.0
         self.found(lost, whole)
 
     def found(self, lost: Residual, whole: Residual | None) -> None:
         """What the codec loses; and all of it, where it may come too late."""
         self._lost, self._whole = lost, whole
 
-    def commit(self, counted: bool) -> None:
-        """The call is committed, *counted* or without this tensor, which came too late: then all of it was lost."""
+    def commit(self, counted: bool, dropped: tuple[int, Array] | None = None) -> None:
+        """The call is committed, *counted* or without this tensor, which came too late: then all of it was lost.
+
+        *dropped*: what encoding the sums that this member made loses of them, and where in the tensor these begin.
+        """
         residual = self._lost if counted else self._whole
+        if residual is not None and dropped is not None:
+            start, lost = dropped
+            residual = residual.copy()  # doing it again is harmless
+            residual[start : start + lost.size] += lost
         if residual is not None:
             self._feedback._residuals[self._name] = residual
 
@@ -339,6 +373,14 @@ def feed(
     if how.codec is Codec.none and name not in feedback.names and not late:
         return None
     return Feed(call, feedback, name, dtype, count, how.codec, late)
+
+
+def dropped(dtype: DType, sums: Array, result: Array, times: int) -> Array:
+    """*times* what is lost where the elements *sums* become *result*, 0 where that is not finite."""
+    with np.errstate(all="ignore"):
+        lost = (widened(dtype, sums) - widened(dtype, result)) * times
+    _drop_infinite(lost)
+    return lost
 
 
 def kept_as(dtype: DType) -> DType:

@@ -65,7 +65,9 @@ class TorchOp(Protocol):
 
 
 Op: TypeAlias = OpName | TorchOp
-CodecName: TypeAlias = Literal["none", "bf16", "fp16", "int8", "int4", "fp8"]
+CodecName: TypeAlias = Literal[  # and sparse ones of other shares: there are too many of them
+    "none", "bf16", "fp16", "int8", "int4", "fp8", "top1.5%", "top5%-int8", "top1.5%/top1.5%", "top5%-int8/top5%-int8"
+]
 Rounding: TypeAlias = Literal["nearest", "stochastic"]
 OnFailure: TypeAlias = Literal["retry", "raise"]
 Strategy: TypeAlias = Literal["majority", "send-only", "receive-only", "overwrite"]
@@ -203,7 +205,8 @@ class Communicator:
                 *feedback* its tensor is sent with the next call. None: all members are waited for.
             op: "sum", "avg", "min", "max" or "prod", or torch.distributed.ReduceOp.SUM and so on.
             codec: how floating elements travel: "none", as they are; "bf16", "fp16" (float32 and float64 only),
-                "int8", "int4", "fp8" (e4m3).
+                "int8", "int4", "fp8" (e4m3); of sums "top1.5%", the greatest 1.5 % with 2 bits each, or "top5%-int8",
+                with 8; "top1.5%/top1.5%": so is the result. Take feedback with these.
             max_rel_error: instead of codec: take the smallest format whose error is at most this. Nominal relative L2
                 errors (Gaussian data): int4 0.15, int8 0.01, bf16 0.003, fp16 0.0005; 1.42 times these with
                 stochastic rounding; fp8, of int8's size, has 0.04 and is never taken. Not with algorithms that encode
@@ -232,7 +235,7 @@ class Communicator:
         call = _Call(self._connection, Kind.all_reduce, async_op, on_failure, timeout, algorithm, op)
         source, target = call.source_and_target(x, out)
         require_writable(target, "all_reduce(x)" if target is source else "all_reduce(out=...)")
-        how = coding("all_reduce", source.dtype, codec, max_rel_error, rounding, seed, algorithm)
+        how = coding("all_reduce", source.dtype, codec, max_rel_error, rounding, seed, algorithm, call.op)
         waits = check_grace(grace, call.op)
         late = waits > 0
         fed = feed("all_reduce", feedback, name, source.dtype, source.count, call.op, how, late=late)
@@ -270,7 +273,8 @@ class Communicator:
             async_op: return a ManyWork when all buckets are under way.
             op: "sum", "avg", "min", "max" or "prod", or torch.distributed.ReduceOp.SUM and so on.
             codec: how floating elements travel: "none", as they are; "bf16", "fp16" (float32 and float64 only),
-                "int8", "int4", "fp8" (e4m3).
+                "int8", "int4", "fp8" (e4m3); of sums "top1.5%", the greatest 1.5 % with 2 bits each, or "top5%-int8",
+                with 8; "top1.5%/top1.5%": so is the result. Take feedback with these.
             max_rel_error: instead of codec: take the smallest format whose error is at most this. Nominal relative L2
                 errors (Gaussian data): int4 0.15, int8 0.01, bf16 0.003, fp16 0.0005; 1.42 times these with
                 stochastic rounding; fp8, of int8's size, has 0.04 and is never taken. Not with algorithms that encode
@@ -298,7 +302,7 @@ class Communicator:
         check_options(call, async_op, on_failure, timeout, algorithm)
 
         def how(dtype: DType) -> Coding:
-            return coding_where_taken(call, dtype, codec, max_rel_error, rounding, seed, algorithm)
+            return coding_where_taken(call, dtype, codec, max_rel_error, rounding, seed, algorithm, reduction)
 
         like = Descriptor(Kind.all_reduce, op=reduction, algorithm=algorithm, on_failure=on_failure)
         work = ManyWork(self._connection, tensors, like, how, bucket_bytes, feedback, name)

@@ -187,12 +187,14 @@ class Connection:
         number, placement = max(self._last_id, posted.number) + 1, work.placement
         offsets = (placement.input_buffer, placement.result_buffer) if placement is not None else (0, 0)
         filled, shown = (placement.filled, placement.shown) if placement is not None else (-1, -1)
-        coded = (placement.input_coded, placement.result_coded) if placement is not None else (False, False)
+        ends = (False, False, False)
+        if placement is not None:
+            ends = placement.input_coded, placement.result_coded, placement.result_kept
         call = work.descriptor
-        first = ring.way(call, work.epoch) if work.peer < 0 and not any(coded) else None
+        first = ring.way(call, work.epoch) if work.peer < 0 and not any(ends) else None
         if first is None:
             data = encode(
-                m.Post(number, call, *offsets, work.epoch, work.peer, work.tag, filled, work.ahead, shown, *coded)
+                m.Post(number, call, *offsets, work.epoch, work.peer, work.tag, filled, work.ahead, shown, *ends)
             )
         work.id = number
         work.posted_at = time.monotonic()

@@ -17,7 +17,7 @@ from wancoll.client.cuda.staging import HostToDevice, Staging
 from wancoll.client.cuda.stream_wait import StreamWaits
 from wancoll.client.memory.placement import Placement
 from wancoll.client.memory.tensors import Region, leading
-from wancoll.collective import Descriptor, Kind, Receipt
+from wancoll.collective import Descriptor, Kind, Receipt, ReduceOp
 from wancoll.wire import messages as m
 
 STREAM_SECONDS = 60.0  # a stream waits this long for a result
@@ -130,6 +130,7 @@ class Work:
             asked_master=answer.asked_master,
             bytes_in_memory=answer.bytes_in_memory,
             by_engine=answer.by_engine,
+            bytes_received=answer.bytes_received,
         )
 
     def wait_stream(self, stream: int | None = None, timeout: float = STREAM_SECONDS) -> None:
@@ -230,8 +231,11 @@ class Work:
         """What has become of the call here, after a result was brought to where it belongs."""
         if self.placement is not None and isinstance(answer, m.Result):
             names = answer.contributors
-            if self.placement.feed is not None:
-                self.placement.feed.commit(answer.counted)
+            if (feed := self.placement.feed) is not None:
+                times = len(names) if self.descriptor.op is ReduceOp.avg else 1
+                feed.commit(answer.counted, self.placement.dropped(*answer.kept, times))
+                if not feed.codec.of_result:
+                    answer = replace(answer, codec_error=feed.error)
             try:
                 self.placement.commit(self._result_count(names) * self.descriptor.dtype.itemsize, answer.attempts)
             except errors.DeviceError as bad:

@@ -13,25 +13,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from wancoll.collective import Codec, DType
+from wancoll.collective import Codec, DType, ReduceOp
 from wancoll.schedule.steps import RAW_ENDS, Action, Buffer, Direction, Ends, Place, Schedule, Step, chunk_bounds
 
-# Elements of a codec's block, and the bytes that they are on the wire.
-BLOCKS = {
-    Codec.bf16: (1, 2),
-    Codec.fp16: (128, 260),
-    Codec.int8: (128, 132),
-    Codec.int4: (32, 20),
-    Codec.fp8: (128, 132),
-}
 _WIDE = (DType.float32, DType.float64)
 _HALF = (DType.float16, DType.bfloat16)  # which gain nothing from bf16 and fp16
-_DTYPES = {Codec.bf16: _WIDE, Codec.fp16: _WIDE} | dict.fromkeys((Codec.int8, Codec.int4, Codec.fp8), _WIDE + _HALF)
 
 
 def takes(codec: Codec, dtype: DType) -> bool:
     """Whether tensors of *dtype* can travel as *codec*."""
-    return dtype in _DTYPES.get(codec, ())
+    return bool(codec) and dtype in (_WIDE if codec in (Codec.bf16, Codec.fp16) else _WIDE + _HALF)
+
+
+# The algorithms that send a sparse codec's blocks only, by Codec.of_result: all reduce in rank order, to the same bits.
+SPARSE = {False: ("full_exchange", "ring"), True: ("direct", "ring")}
+
+
+def fits_sparse(codec: Codec, op: ReduceOp, algorithm: str) -> bool:
+    """Whether a sparse *codec* has a meaning for *op*, and is of use with *algorithm*."""
+    return op in (ReduceOp.sum, ReduceOp.avg) and algorithm in ("auto", *SPARSE[codec.of_result])
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +41,12 @@ class Coding:
     elements: int
     coded: int
     itemsize: int
+    of_result: bool = True  # as Codec.of_result
 
     @classmethod
     def of(cls, codec: Codec, dtype: DType) -> Coding | None:
         """The coding of *codec* for elements of *dtype*; None if they travel as they are."""
-        return None if codec is Codec.none else cls(*BLOCKS[codec], dtype.itemsize)
+        return cls(*codec.block, dtype.itemsize, codec.of_result) if codec else None
 
     def coded_bytes(self, nbytes: int) -> int:
         """Wire size of *nbytes* of elements; the last block is a whole one."""
@@ -109,15 +110,20 @@ class Builder:
         *, raw_sums: bool = False,
     ) -> None:  # fmt: skip
         self.rank, self.world_size, self.coding, self.raw_sums = rank, world_size, coding, raw_sums
-        self._ends = ends
+        self._ends, self._nbytes = ends, nbytes
         self._steps: list[Step] = []
         self._scratch = 0
-        if coding is not None and not ends.result:
+        if self._codes_result and not ends.result:
+            assert coding is not None
             self.room(coding.coded_bytes(nbytes))  # of the encoded result, which the engine hashes there
         self._sent: Counter[int] = Counter()
         self._received: Counter[int] = Counter()
         self._users: dict[Place, dict[int, None]] = {}  # the last steps that wrote or read what is there
         self.right, self.left = (rank + 1) % world_size, (rank - 1) % world_size
+
+    @property
+    def _codes_result(self) -> bool:
+        return self.coding is not None and self.coding.of_result
 
     @property
     def rightwards(self) -> list[int]:
@@ -140,8 +146,11 @@ class Builder:
     def making(self, start: int, length: int) -> Place:
         """Where bytes of the result may be made: where they belong, unless that takes them encoded.
 
-        Nor there if sums are sent from it: what a step sends no other one may overwrite but a receive.
+        Nor there if sums are sent from it: what a step sends no other one may overwrite but a receive. Where the caller
+        keeps sums they stay for it beyond the result.
         """
+        if self._ends.kept:
+            return result_at(self._nbytes + start)
         return self.room(length) if self._ends.result or self.raw_sums else result_at(start)
 
     def send(self, peer: int, value: Value, *, raw: bool = False) -> Value:
@@ -268,7 +277,7 @@ class Builder:
         to = to or self.room(left.length)
         if left.raw is None:
             left = self._decode(left, to)
-        adopts = last and self.coding is not None
+        adopts = last and self._codes_result
         right_place, right_after = (
             (right.coded, right.coded_after) if right.raw is None else (right.raw, right.raw_after)
         )
@@ -289,6 +298,8 @@ class Builder:
         """Copy *value*, the caller's own or another one, to where it belongs in the result, as a part of the result."""
         if not value.length:
             return value
+        if value.raw is None and not self._codes_result:
+            return self._decode(value, result_at(result), result=True)
         if value.raw is None:
             to, left, after, final = self._coded_result(value.start), value.coded, value.coded_after, self._ends.result
         else:
@@ -302,7 +313,7 @@ class Builder:
         """*value* with its encoded form, made now if there was none."""
         if value.coded is not None or not value.length:
             return value
-        return self._encode(value, self._coded_room(value.length))
+        return self._encode(value, self._coded_room(value.length), measured=not self._codes_result)
 
     def decoded(self, value: Value) -> Value:
         """*value* as elements, decoded into scratch if it was encoded only."""
@@ -341,16 +352,17 @@ class Builder:
         return Place(buffer, self.coding.coded_bytes(start), encoded=True)
 
     def _adopt(self, value: Value) -> Value:
-        return self._final(self._encode(value, self._coded_result(value.start), final=True)._replace(raw=None))
+        coded = self._encode(value, self._coded_result(value.start), result=self._ends.result, measured=True)
+        return self._final(coded._replace(raw=None))
 
     def _final(self, value: Value) -> Value:
         """The *value* that is encoded where the encoded result is, as elements where the caller wants these."""
         return value if self._ends.result else self._decode(value, result_at(value.start), result=True)
 
-    def _encode(self, value: Value, to: Place, *, final: bool = False) -> Value:
+    def _encode(self, value: Value, to: Place, *, result: bool = False, measured: bool) -> Value:
         done = self._add(
             Direction.local, Action.encode, value, to=to, left=value.raw, after=(value.raw_after,),
-            result=final and self._ends.result, measured=final,
+            result=result, measured=measured,
         )  # fmt: skip
         return value._replace(coded=to, coded_after=done)
 

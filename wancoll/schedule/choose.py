@@ -18,8 +18,8 @@ from wancoll.schedule.algorithms import (
     ring,
     tree,
 )
-from wancoll.schedule.build import Builder, Coding, Shape
-from wancoll.schedule.steps import RAW_ENDS, Direction, Ends, Schedule
+from wancoll.schedule.build import SPARSE, Builder, Coding, Shape
+from wancoll.schedule.steps import RAW_ENDS, Direction, Ends, Schedule, chunk_bounds
 
 _ALGORITHMS: dict[Kind, dict[str, Callable[[Builder, Shape], None]]] = {
     Kind.all_reduce: {
@@ -112,6 +112,8 @@ def _preferred(
         )
     if descriptor.algorithm != "auto" and (descriptor.algorithm != "hierarchical" or has_sites(sites)):
         return descriptor.algorithm
+    if descriptor.codec.sparse:
+        return SPARSE[descriptor.codec.of_result][0]
     entries = choices.get(descriptor.kind.name, ())
     planned = cost.chosen(entries, _plan_bytes(descriptor, world_size)) if entries else offered[0]
     if planned not in offered or (planned == "hierarchical" and not has_sites(sites)):
@@ -194,11 +196,15 @@ def make(
     )
     coding = Coding.of(descriptor.codec, descriptor.dtype) if descriptor.kind is Kind.all_reduce else None
     builder = Builder(rank, world_size, coding, shape.nbytes, ends, raw_sums=descriptor.bounded and coding is not None)
+    kept = (0, 0)
     if world_size > 1:
-        _ALGORITHMS[descriptor.kind][algorithm](builder, shape)
+        sparse = descriptor.codec.sparse and algorithm == "ring"
+        (ring.all_reduce_sparse if sparse else _ALGORITHMS[descriptor.kind][algorithm])(builder, shape)
+        if ends.kept and coding is not None:
+            kept = chunk_bounds(shape.count, world_size, coding.elements, shares)[rank]
     elif descriptor.kind not in DATALESS:
         builder.keep(builder.mine(0, shape.lengths[0], shape.starts[0]), 0)
-    return builder.finish()
+    return builder.finish()._replace(kept=kept)
 
 
 def sizes(descriptor: Descriptor, rank: int, world_size: int, blocks: Sequence[int] = ()) -> tuple[int, int]:

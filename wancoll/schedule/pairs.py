@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from wancoll.collective import DATALESS, ROOTED, Descriptor, Kind
 from wancoll.schedule import cost
 from wancoll.schedule.algorithms import double_tree, hierarchical
-from wancoll.schedule.build import BLOCKS
 from wancoll.schedule.steps import chunk_bounds
 
 _EVERYONE = frozenset({"direct", "full_exchange"})
@@ -57,7 +56,7 @@ def counts(descriptor: Descriptor, algorithm: str, world_size: int, shares: Sequ
 
 def _elements(descriptor: Descriptor) -> int:
     """How many elements are never cut: a codec's block."""
-    return BLOCKS[descriptor.codec][0] if descriptor.codec else 1
+    return descriptor.codec.block[0] if descriptor.codec else 1
 
 
 def _partners(one: int, other: int, n: int) -> bool:

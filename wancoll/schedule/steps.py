@@ -82,6 +82,7 @@ class Ends(NamedTuple):
 
     input: bool = False
     result: bool = False
+    kept: bool = False  # the result's has room for as much again, where sums stay which this rank makes results of
 
 
 RAW_ENDS = Ends()
@@ -96,6 +97,7 @@ class Schedule(NamedTuple):
     steps: tuple[Step, ...]
     scratch: int = 0
     ends: Ends = RAW_ENDS
+    kept: tuple[int, int] = (0, 0)  # where the sums that are kept begin and end in the tensor, elements
 
 
 def chunk_bounds(

@@ -60,11 +60,13 @@ static void consume(wc_part *part, const uint8_t *src, size_t n)
     }
 }
 
-/* n bytes of whole blocks of the codec follow part's cursor; they stay as they are. */
-static void consume_encoded(wc_part *part, size_t n)
+/* n bytes of whole blocks of the codec follow part's cursor; they stay as they are. What nobody encodes costs the lane
+   at the frame's end, where it is known that no bit has flipped. */
+static void consume_encoded(wc_part *part, const uint8_t *src, size_t n)
 {
     uint64_t raw = n / part->work->block_wire * part->work->block_raw, from = part->cursor;
     part->cursor = raw < part->end - from ? from + raw : part->end;
+    part->malformed |= !wc_codec_valid(part->work->op.codec, src, (size_t)(part->cursor - from) / part->work->itemsize);
     if (part->result)
         wc_part_final(part, from);
 }
@@ -101,7 +103,7 @@ static void take_payload(wc_lane *lane, size_t n)
     if (have == tail)
         return;
     if (part->encoded)
-        consume_encoded(part, have - tail);
+        consume_encoded(part, src, have - tail);
     else
         consume(part, src, have - tail);
     if (checked_later(part))
@@ -137,6 +139,11 @@ static void end_frame(wc_lane *lane)
         wc_lane_down(lane, EBADMSG, "checksum: %016llx over seq %llu offset %llu, the frame says %016llx",
                      (unsigned long long)lane->rx_sum.sum, (unsigned long long)lane->rx_frame.seq,
                      (unsigned long long)lane->rx_frame.offset, (unsigned long long)lane->rx_frame.checksum);
+        return;
+    }
+    if (part && part->malformed) {
+        wc_lane_down(lane, EPROTO, "protocol: step %u of seq %llu: a block of the codec that nobody encodes, in the frame at offset %llu",
+                     lane->rx_frame.number, (unsigned long long)lane->rx_frame.seq, (unsigned long long)lane->rx_frame.offset);
         return;
     }
     if (!part || part->cursor != part->end)

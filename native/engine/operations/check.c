@@ -14,6 +14,16 @@ static uint64_t coded_bytes(const wc_op *op, uint64_t n)
     return (n / raw + (n % raw > 0)) * wc_codec_shape((int)op->codec).bytes;
 }
 
+static bool takes(const wc_kernels *kernels, uint32_t codec, uint32_t dtype)
+{
+    return codec < WC_CODECS ? kernels->encode[codec][dtype] != NULL : wc_codec_shape((int)codec).bytes && dtype <= WC_BF16;
+}
+
+bool wc_result_coded(const wc_op *op)
+{
+    return op->codec && (op->codec < WC_CODECS || op->codec & WC_SPARSE_TWICE);
+}
+
 static bool place_valid(const wc_op *op, const wc_step *step, const wc_place *place, size_t itemsize)
 {
     if (place->buffer >= WC_BUFFERS)
@@ -28,6 +38,8 @@ static bool place_valid(const wc_op *op, const wc_step *step, const wc_place *pl
         need = coded_bytes(op, step->length);
     } else if (place->offset % itemsize) {
         return false;
+    } else if (place->buffer == WC_RESULT && op->kept && !step->result) {
+        size *= 2;
     }
     return place->offset <= size && need <= size - place->offset;
 }
@@ -110,10 +122,10 @@ static bool vote_valid(const wc_op *op)
 
 bool wc_op_valid(const wc_engine *engine, const wc_op *op)
 {
-    if (op->dtype >= WC_DTYPES || op->op >= WC_OPS || op->codec >= WC_CODECS || op->steps_count > WC_MAX_STEPS)
+    if (op->dtype >= WC_DTYPES || op->op >= WC_OPS || op->steps_count > WC_MAX_STEPS)
         return false;
     for (int i = 0; i < WC_BUFFERS; i++)
-        if (op->bytes[i] > INT64_MAX)
+        if (op->bytes[i] > INT64_MAX / 2)
             return false;
     if ((op->bytes[WC_INPUT] && !op->input) || (op->bytes[WC_RESULT] && !op->result) || (op->steps_count && !op->steps))
         return false;
@@ -122,9 +134,11 @@ bool wc_op_valid(const wc_engine *engine, const wc_op *op)
         return false;
     if (!vote_valid(op))
         return false;
-    if (op->codec == WC_CODEC_NONE ? op->coded : !engine->kernels->encode[op->codec][op->dtype])
+    if (op->codec == WC_CODEC_NONE ? op->coded : !takes(engine->kernels, op->codec, op->dtype))
         return false;
-    if (op->codec && op->digest && !(op->coded >> WC_RESULT & 1) && coded_bytes(op, op->bytes[WC_RESULT]) > op->bytes[WC_SCRATCH])
+    if (op->coded >> WC_RESULT & 1 && (op->kept || !wc_result_coded(op)))
+        return false;
+    if (wc_result_coded(op) && op->digest && !(op->coded >> WC_RESULT & 1) && coded_bytes(op, op->bytes[WC_RESULT]) > op->bytes[WC_SCRATCH])
         return false;
     size_t itemsize = wc_dtype_size((int)op->dtype);
     for (uint32_t i = 0; i < op->steps_count; i++)

@@ -4,6 +4,8 @@
 
 #include <string.h>
 
+enum { MOST_STRIPE = 1 << 30 }; /* bytes of elements; a multiple of the digest's block */
+
 /* How many parts a step has. One for each lane; more, so that lanes that are faster can take more, if they are not
    shorter than a digest block, and than WC_COARSE_PART if there are many. */
 static uint32_t part_count(uint64_t length, uint32_t lanes, uint32_t stripe)
@@ -19,10 +21,14 @@ static uint32_t part_count(uint64_t length, uint32_t lanes, uint32_t stripe)
     return wanted < 1 ? 1 : wanted > WC_MAX_PARTS ? WC_MAX_PARTS : (uint32_t)wanted;
 }
 
+/* A sparse codec's stripe is as long on the wire as others: it has many times their elements. */
 static uint32_t op_stripe(const wc_engine *engine, const wc_op *op)
 {
-    uint32_t stripe = op->stripe ? op->stripe : engine->config.stripe;
-    return stripe < WC_MIN_STRIPE ? WC_MIN_STRIPE : stripe;
+    uint64_t stripe = op->stripe ? op->stripe : engine->config.stripe;
+    if (op->codec >= WC_CODECS)
+        stripe *= 1 + wc_block_raw(op) / wc_codec_shape((int)op->codec).bytes;
+    const uint64_t least = wc_block_raw(op) > WC_MIN_STRIPE ? wc_block_raw(op) : WC_MIN_STRIPE;
+    return stripe < least ? (uint32_t)least : stripe < MOST_STRIPE ? (uint32_t)stripe : MOST_STRIPE;
 }
 
 /* Cuts are at multiples of it: the digest's block, or less where parts are shorter, so that none is empty. */
@@ -55,7 +61,7 @@ static uint32_t part_segment(const wc_engine *engine, const wc_part *part, bool 
     uint64_t most = engine->config.segment;
     if (part->encoded)
         most = most / work->block_wire * work->block_raw;
-    most -= most % WC_DIGEST_BLOCK;
+    most = most < MOST_STRIPE ? most - most % WC_DIGEST_BLOCK : MOST_STRIPE;
     if (wanted > most)
         wanted = most;
     return wanted < WC_DIGEST_BLOCK ? WC_DIGEST_BLOCK : (uint32_t)wanted;

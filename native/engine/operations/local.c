@@ -7,15 +7,16 @@
 static void measure(wc_part *part, const uint8_t *source, const uint8_t *coded, size_t n)
 {
     wc_work *work = part->work;
-    wc_error_fn error = work->engine->kernels->error[work->op.codec][work->op.dtype];
-    error(source, coded, n, &part->task->squares[0], &part->task->squares[1]);
+    uint8_t *decoded = part->task->worker->decoded;
+    wc_decode(work->engine->kernels, work->op.codec, work->op.dtype, decoded, coded, n);
+    work->engine->kernels->error[work->op.dtype](source, decoded, n, &part->task->squares[0], &part->task->squares[1]);
 }
 
 static void encode(wc_part *part, uint8_t *to, const uint8_t *left, size_t n)
 {
     wc_work *work = part->work;
     const wc_noise noise = {.key = work->op.noise[part->noise], .first = part->cursor / work->itemsize};
-    work->engine->kernels->encode[work->op.codec][work->op.dtype](to, left, n, work->op.stochastic ? &noise : NULL);
+    wc_encode(work->engine->kernels, work->op.codec, work->op.dtype, to, left, n, work->op.stochastic ? &noise : NULL);
     if (part->measured)
         measure(part, left, to, n);
 }
@@ -27,12 +28,12 @@ static void reduce(wc_part *part, uint8_t *to, const uint8_t *left, const uint8_
     bool divides = part->action == WC_FINAL && work->average;
     if (part->right.encoded) {
         bool sums = work->op.op == WC_SUM || work->op.op == WC_AVG;
-        if (sums && !divides) {
+        if (sums && !divides && work->op.codec < WC_CODECS) {
             kernels->accumulate[work->op.codec][work->op.dtype](to, left, right, n);
             return;
         }
         uint8_t *decoded = part->task->worker->decoded;
-        kernels->decode[work->op.codec][work->op.dtype](decoded, right, n);
+        wc_decode(kernels, work->op.codec, work->op.dtype, decoded, right, n);
         right = decoded;
     }
     if (divides)
@@ -55,7 +56,7 @@ static void run_slice(wc_part *part, uint64_t bytes)
         encode(part, to, left, n);
         break;
     case WC_DECODE:
-        work->engine->kernels->decode[work->op.codec][work->op.dtype](to, left, n);
+        wc_decode(work->engine->kernels, work->op.codec, work->op.dtype, to, left, n);
         break;
     default:
         reduce(part, to, left, wc_spot_at(part, part->right, part->cursor), n);

@@ -98,11 +98,11 @@ static int make(wc_work *work)
         work->scratch = wc_scratch_take(engine, op->bytes[WC_SCRATCH]);
     if (work->lacks_memory || !work->cancelling || (op->bytes[WC_SCRATCH] && !work->scratch))
         return ENOMEM;
-    const bool within = op->codec && !(op->coded >> WC_RESULT & 1) && work->scratch; /* the result's encoded form */
+    const bool within = wc_result_coded(op) && !(op->coded >> WC_RESULT & 1) && work->scratch; /* its encoded form */
     const void *result = within ? work->scratch->memory : op->result;
     if (op->digest && !wc_hashes_init(&work->hashes, engine->kernels, result, op->bytes[WC_RESULT]))
         return ENOMEM;
-    if (op->codec) {
+    if (wc_result_coded(op)) {
         work->hashes.block_raw = work->block_raw;
         work->hashes.block_wire = work->block_wire;
     }

@@ -86,6 +86,7 @@ struct wc_work {
 /* Check.c */
 bool wc_op_valid(const wc_engine *engine, const wc_op *op); /* but for its links */
 uint64_t wc_block_raw(const wc_op *op); /* raw bytes of the codec's block; 1 without codec */
+bool wc_result_coded(const wc_op *op); /* whether what its encoded form says is the result */
 
 /* Cut.c: how an op is cut into parts, the same on both ends of every link. */
 void wc_cut_count(wc_work *work); /* parts, queues and numbers; also numbers the queues of its links */

@@ -48,6 +48,7 @@ struct wc_part {
     uint8_t noise;                     /* encode: which of the op's keys rounds */
     bool encoded;                      /* bytes on the wire are; of a local part: some operand is */
     bool result, measured;
+    bool malformed;                    /* recv: a block of the codec is none */
     bool arrived;                      /* recv: whole */
     bool gone;                         /* send: once, whole */
     wc_partial *partial;               /* recv: what came of a frame over a connection that is lost; NULL: nothing */

@@ -16,7 +16,6 @@ from wancoll.client.cuda.driver import Driver
 from wancoll.collective import Codec, DType
 from wancoll.errors import ConfigError, DeviceError
 from wancoll.native import ffi, lib
-from wancoll.schedule.build import BLOCKS
 
 CODECS = (Codec.bf16, Codec.int8, Codec.fp8)  # those that have kernels
 
@@ -41,7 +40,7 @@ def encode_launch(codec: Codec, dtype: DType, n: int) -> Launch:
     if codec is Codec.bf16:
         threads = -(-n // _LINE) * _LINE_THREADS
     else:
-        threads = -(-n // BLOCKS[codec][0]) * _WARP
+        threads = -(-n // codec.block[0]) * _WARP
     return _launch(f"encode_{codec.name}", dtype, threads)
 
 

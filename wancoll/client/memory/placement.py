@@ -7,7 +7,7 @@ from contextlib import nullcontext
 
 import numpy as np
 
-from wancoll.client.codecs import Feed
+from wancoll.client.codecs import Array, Feed, dropped
 from wancoll.client.cuda.eager_copy import EagerCopy, Numbers
 from wancoll.client.cuda.pinned import Pinned
 from wancoll.client.cuda.staging import DeviceToHost, HostToDevice, Staging
@@ -18,6 +18,7 @@ from wancoll.collective import Codec
 from wancoll.errors import ArenaFull
 from wancoll.limits import WORD, blocks
 from wancoll.native import ffi, lib
+from wancoll.schedule.numbers import storage
 
 _SOONEST, _LATEST = 0.001, 0.016  # seconds between two looks for blocks of a result that are final
 
@@ -75,6 +76,7 @@ class Placement:
         self.filled = -1  # as in Post: what is not there yet, the daemon waits for
         self.shown = -1  # as in Post
         self.input_coded = self.result_coded = False  # as in Post
+        self.result_kept = feed is not None and codec.sparse and codec.of_result  # as in Post
         # Of each target, or of all together, where results go to devices before the commit.
         self._early: list[EagerCopy | None] = []
         self._words: Numbers | None = None  # shown lies there
@@ -128,11 +130,14 @@ class Placement:
             self.result_buffer = block.offset + self.targets[0].address - block.address
         elif nbytes:
             one = self.targets[0] if len(self.targets) == 1 else None
-            self._swapped = arena.swappable(one.address, one.nbytes) if one is not None else None
+            swaps = one is not None and not self.result_kept
+            self._swapped = arena.swappable(one.address, one.nbytes) if one is not None and swaps else None
             if self._swapped is not None:
                 self._result_buffer = self._warm(arena.take(nbytes, self._swapped.nbytes))
             else:
-                self._result_buffer = self._decode_on_device() or self._block(self.targets, nbytes)
+                self._result_buffer = self._decode_on_device() or self._block(
+                    self.targets, 2 * nbytes if self.result_kept else nbytes
+                )
             self.result_buffer = self._result_buffer.block.offset
             if self._staging is not None and isinstance(self._result_buffer, Pinned):
                 self._expect_early(self._staging, nbytes)
@@ -161,7 +166,7 @@ class Placement:
 
     def _encode_on_device(self) -> bool:
         """Have the input's device encode it, if it can."""
-        if self._staging is None or not self._nearest:
+        if self._staging is None or not self._nearest or (self.feed is not None and self.feed.decay != 1):
             return False
         sources = [source for source in self.sources if source.nbytes]
         held = self._staging.take_coded(self._codec, sources)
@@ -249,6 +254,14 @@ class Placement:
         swapped = self._swapped if nbytes == target.nbytes else None
         if swapped is None or not self._arena.swap(swapped, result_buffer.block, self.result_buffer):
             self._copy_out((target,), at, nbytes, result_buffer, early[0], attempt)
+
+    def dropped(self, start: int, stop: int, times: int) -> tuple[int, Array] | None:
+        """*times* what the codec has dropped of the sums of elements [start, stop), which this member made."""
+        if not self.result_kept or start == stop or self._result_buffer is None or self.feed is None:
+            return None
+        at, nbytes = self._result_buffer.block.address, sum(target.nbytes for target in self.targets)
+        memory = np.frombuffer(ffi.buffer(ffi.cast("char *", at), 2 * nbytes), storage(self.feed.dtype)).reshape(2, -1)
+        return start, dropped(self.feed.dtype, memory[1, start:stop], memory[0, start:stop], times)
 
     def end(self) -> None:
         """The operation has ended: what went to devices early, and was not committed, is void. Safe to call again."""

@@ -17,7 +17,7 @@ from wancoll.collective import DATALESS, ON_FAILURE, P2P_KINDS, REDUCING, ROOTED
 from wancoll.errors import ProtocolError
 from wancoll.limits import DEFAULT, Limits, keep_newest
 from wancoll.schedule import choose
-from wancoll.schedule.build import Coding, takes
+from wancoll.schedule.build import Coding, fits_sparse, takes
 from wancoll.schedule.cost import usable
 from wancoll.schedule.pairs import most_messages
 from wancoll.schedule.steps import MAX_STEPS, RAW_ENDS, Action, Buffer, Direction, Ends, Place, Schedule, Step
@@ -111,6 +111,13 @@ class ResolvedCall:
     refusal: str = ""  # why it cannot run in this epoch; "": it can
 
     @property
+    def bytes_received(self) -> int:
+        """Payload that this member takes from others, in all."""
+        coding = Coding.of(self.descriptor.codec, self.descriptor.dtype)
+        came = [(step.length, step.to) for step in self.schedule.steps if step.direction is Direction.recv]
+        return sum(coding.coded_bytes(size) if coding and to and to.encoded else size for size, to in came)
+
+    @property
     def proves_all(self) -> bool:
         """Whether this member can finish it only after every other one has made the call and given its share."""
         return self.descriptor.proves_all or (self.descriptor.kind is Kind.barrier and self.algorithm == "direct")
@@ -138,9 +145,9 @@ class Call:
         if coding is None:
             return sizes
         read, written = (
-            coding.coded_bytes(size) if coded else size for size, coded in zip(sizes, self.ends, strict=True)
+            coding.coded_bytes(size) if coded else size for size, coded in zip(sizes, self.ends[:2], strict=True)
         )
-        return read, written
+        return read, 2 * written if self.ends.kept else written
 
     def resolved(self, view: EpochView, limits: Limits = DEFAULT) -> ResolvedCall:
         """Resolve the call in the epoch of *view*, once for each epoch."""
@@ -174,13 +181,15 @@ def posted(post: m.Post, knew: World | None, mid: int, who: str) -> Call:
             expected, got = "ahead for recv only", call.kind.name
         elif post.input_coded and not call.codec:
             expected, got = "an input that is encoded for a call with a codec", call.codec.name
-        elif post.result_coded and (not call.codec or call.grace):  # its daemon may have taken part for it by now
+        elif post.result_coded and (not call.codec.of_result or call.grace):  # its daemon may have taken part by now
             expected, got = "a result that is encoded of a call with a codec, and without grace", str(call)
+        elif post.result_kept and (not (call.codec.sparse and call.codec.of_result) or post.result_coded):
+            expected, got = "sums that are kept of a sparse codec that encodes the result, too", str(call)
     if expected or knew is None:
         raise ProtocolError("posted a call that cannot be", who=who, expected=expected, got=got)
     p2p = call.kind in P2P_KINDS
     nbytes = _p2p_sizes(call) if p2p else choose.sizes(call, knew.mids.index(mid), len(knew.mids))
-    return Call(call, knew, post.peer, *nbytes, p2p, Ends(post.input_coded, post.result_coded))
+    return Call(call, knew, post.peer, *nbytes, p2p, Ends(post.input_coded, post.result_coded, post.result_kept))
 
 
 def call_of_zeros(asked: m.ContributeZeros, view: EpochView) -> Call | None:
@@ -213,6 +222,8 @@ def _misfit(call: Descriptor, peer: int, knew: World, mid: int) -> tuple[str, st
         return ", ".join(("auto", *choose.ALGORITHMS[kind])), call.algorithm
     if call.codec and not (kind is Kind.all_reduce and takes(call.codec, call.dtype)):
         return "a codec that all_reduce has for this dtype", f"{call.codec.name} for {call.dtype.name}"
+    if call.codec.sparse and not (fits_sparse(call.codec, call.op, call.algorithm) and call.rounding == "nearest"):
+        return "a sum or avg, and an algorithm for sparse codecs", str(call)
     if call.on_failure not in ON_FAILURE:
         return "on_failure " + " or ".join(ON_FAILURE), call.on_failure
     if call.grace and not call.takes_grace:
@@ -354,7 +365,7 @@ class RepeatedCalls:
         Raises:
             ProtocolError: nothing that can be called.
         """
-        key = post.call, post.epoch, post.peer, Ends(post.input_coded, post.result_coded)
+        key = post.call, post.epoch, post.peer, Ends(post.input_coded, post.result_coded, post.result_kept)
         known = self._calls.get(key)
         if known is None:
             while self._worlds and next(iter(self._worlds)) < post.epoch - EPOCHS_SPOKEN_OF:

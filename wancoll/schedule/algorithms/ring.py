@@ -31,6 +31,22 @@ def all_reduce(builder: Builder, shape: Shape) -> None:
         value = builder.recv(builder.left, start, length, result=start)
 
 
+def all_reduce_sparse(builder: Builder, shape: Shape) -> None:
+    """N-1 hops: each rank passes on what every other one gives, encoded, and reduces all of it in rank order.
+
+    That is less than sums would be, in worlds that sparse codecs are of use in.
+    """
+    n, rank = builder.world_size, builder.rank
+    own = value = builder.mine(0, shape.nbytes)
+    received = {rank: own}
+    for hop in range(1, n):
+        builder.send(builder.right, value)
+        value = received[(rank - hop) % n] = builder.recv(builder.left, 0, shape.nbytes)
+    to, total = builder.making(0, shape.nbytes), received[0]
+    for other in range(1, n):
+        total = builder.reduce(total, received[other], to=to, last=other == n - 1)
+
+
 def reduce_scatter(builder: Builder, shape: Shape) -> None:
     """N-1 hops: block b starts at rank b+1, is reduced at b+2, b+3, ... (own op received) and is final at rank b."""
     n = builder.world_size

@@ -15,6 +15,9 @@ parameters over.
     ask     once a round: who waits may come in; this is on its way during the next inner steps, too
     admit   who came in is handed the outer parameters, their momentum and the step
 
+With outer="feedback" it is a plain SGD: what sparse codecs leave for later takes the place of momentum, and is decayed
+for that (SparseLoCo: Sarfi et al., "Communication Efficient LLM Pre-training with SparseLoCo", arXiv 2508.15706).
+
 What a codec loses of a difference is kept and sent with the next one (error feedback). A member that is lost in an
 outer step has sent nothing; the others go on with theirs, and lose no inner step. With a grace time nor do they wait
 for one that is late: it counts as zeros with no tokens, gets the same outer parameters, and all that it would have sent
@@ -31,17 +34,24 @@ from typing import Any
 import numpy as np
 import torch
 
-from wancoll.client.checks import check_seconds, refused, whole, whole_number
+from wancoll.client.checks import check_seconds, refused, unavailable, whole, whole_number
 from wancoll.client.codecs import ErrorFeedback, coding
 from wancoll.client.communicator import CodecName, Communicator
 from wancoll.client.memory.tensors import check_plain, kind_of
 from wancoll.client.work import Work
 from wancoll.collective import DType, Receipt
 from wancoll.errors import ConfigError, WancollError
-from wancoll.schedule.build import BLOCKS
 from wancoll.torch.training.fragments import Act, cut, most_fragments, turn
 
-_ALIKE = ("every", "delay", "mixing", "lr", "momentum")  # what all members give alike, beside what operations compare
+_OUTER = ("nesterov", "feedback")
+_ALIKE = (
+    "every",
+    "delay",
+    "mixing",
+    "lr",
+    "momentum",
+    "decays",
+)  # what all members give alike, beside what operations compare
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +134,10 @@ class DiLoCo:
         mixing: how much of a member's own parameters stays when a fragment ends, 0 to below 1. The paper takes 0.5
             where there is a delay: with 0 the steps made meanwhile are lost for that fragment.
         lr: of the outer SGD.
-        momentum: of the outer SGD, Nesterov's.
-        codec: how differences travel; see Communicator.all_reduce.
+        momentum: of the outer SGD, Nesterov's; with outer="feedback" what is left of a residual in the next outer step.
+        codec: how differences travel; see Communicator.all_reduce. With a sparse one ("top1.5%") tokens are rounded to
+            8 bits for the average.
+        outer: "nesterov", or "feedback" for sparse codecs; SparseLoCo's authors take momentum 0.95 and lr 1 then.
         grace: seconds for which an outer step waits for members that have not begun it, once one has; None: as long as
             it takes. Where members join all are waited for, once a round.
 
@@ -144,6 +156,7 @@ class DiLoCo:
         lr: float = 0.7,
         momentum: float = 0.9,
         codec: CodecName = "int8",
+        outer: str = "nesterov",
         grace: float | None = None,
     ) -> None:
         trained = _trained(parameters)
@@ -153,14 +166,18 @@ class DiLoCo:
         check_seconds("DiLoCo", "grace", grace, zero=False, most=1e9, none="to wait for all")
         self._grace = grace
         # A member's tokens have a block of the codec for themselves: a value alone in its block stays as it is.
-        self._width = BLOCKS.get(coding("DiLoCo", DType.float32, codec, None, "nearest", 0).codec, (1, 1))[0]
+        found = coding("DiLoCo", DType.float32, codec, None, "nearest", 0).codec
+        self._width, self._sparse = found.block[0] if found else 1, found.sparse
+        if outer not in _OUTER:
+            raise unavailable("DiLoCo", "outer", outer, _OUTER)
+        self._decays = outer == "feedback"
         self._fragments = []
         for p, indices in enumerate(cut([each.numel() for each in trained], fragments)):
             mine = [trained[i] for i in indices]
-            outer = torch.cat([_flat(each) for each in mine])
-            self._fragments.append(_Fragment(f"diloco/{p}", mine, outer, torch.zeros_like(outer)))
+            flat = torch.cat([_flat(each) for each in mine])
+            self._fragments.append(_Fragment(f"diloco/{p}", mine, flat, torch.zeros_like(flat)))
         self._counts = torch.zeros(2, dtype=torch.int64)  # inner steps, outer steps
-        self._feedback = ErrorFeedback()
+        self._feedback = ErrorFeedback(self._momentum if self._decays else 1.0)
         self._comm: Communicator | None = None
         self._asked: Work | None = None  # an update_membership that is under way
         self._admitted = 0  # seq of the operation that the last admit, or join, ended with
@@ -350,12 +367,15 @@ class DiLoCo:
             fragment.buffer = torch.from_numpy(comm.empty(places + fragment.outer.numel(), np.float32))
         fragment.sent, fragment.tokens, fragment.begun = fragment.tokens, 0.0, self.steps
         fragment.buffer[:places] = 0
-        fragment.buffer[self._roster.index(self._name) * self._width] = fragment.sent
+        weight = fragment.sent
+        if self._sparse:  # whose levels are of this type: so it arrives as it is
+            weight = torch.tensor(weight).bfloat16().item()
+        fragment.buffer[self._roster.index(self._name) * self._width] = weight
         values = fragment.buffer[places:]
         for parameter, where in fragment.spread():
             values[where].copy_(parameter.detach().reshape(-1))
         torch.sub(fragment.outer, values, out=values)
-        values.mul_(fragment.sent)
+        values.mul_(weight)
         try:
             fragment.work = comm.all_reduce(
                 fragment.buffer.numpy(),
@@ -392,8 +412,12 @@ class DiLoCo:
         return OuterStep(p, fragment.begun, weights, total, receipt.counted, receipt)
 
     def _outer_step(self, fragment: _Fragment, gradient: torch.Tensor, total: float) -> None:
-        """SGD with Nesterov's momentum, each operation rounded by itself: the same bits on every processor."""
+        """SGD, with Nesterov's momentum or none, each operation rounded by itself: the same bits on every processor."""
         gradient.div_(total)
+        if self._decays:
+            fragment.outer.sub_(gradient.mul_(self._lr))
+            _take_over(fragment, self._mixing)
+            return
         fragment.velocity.mul_(self._momentum).add_(gradient)
         ahead = fragment.velocity * self._momentum
         fragment.outer.sub_(ahead.add_(gradient).mul_(self._lr))

@@ -412,7 +412,7 @@ class _Bucket:
         )
         self.taken = [False] * len(sizes)  # which gradients are in *local*, in this backward
         self.used = [False] * len(sizes)  # which parameters had a gradient
-        self.encoded = codec != "none" and takes(Codec[codec], _dtype(first))
+        self.encoded = codec != "none" and takes(Codec.named(codec) or Codec.none, _dtype(first))
 
     @torch.no_grad()
     def take(self, i: int, weight: float) -> None:

@@ -38,7 +38,8 @@ class Post(Message, frozen=True):
     *shown* is such an offset, too: of a 32-bit word for each BLOCK of the result's elements, which becomes the number
     of the attempt (Result.attempts) when the block is final in it. -1: nobody looks.
 
-    *input_coded*, *result_coded*: that buffer holds the elements in the call's codec, in whole blocks.
+    *input_coded*, *result_coded*: that buffer holds the elements in the call's codec, in whole blocks. *result_kept*:
+    the result's buffer is twice as long; its second half takes the sums that this member encodes (Result.kept).
     """
 
     id: Number  # counts the client's calls from 1
@@ -53,6 +54,7 @@ class Post(Message, frozen=True):
     shown: Annotated[int, Meta(ge=-1, le=MOST)] = -1
     input_coded: bool = False
     result_coded: bool = False
+    result_kept: bool = False
 
 
 class Detach(Message, frozen=True):
@@ -141,6 +143,8 @@ class Result(Message, frozen=True):
     asked_master: bool = True  # false: an update_membership that the members passed without one (C11)
     bytes_in_memory: int = 0  # of bytes_sent
     by_engine: bool = False  # see Receipt; such results come through the ring
+    bytes_received: Number = 0
+    kept: tuple[Number, Number] = (0, 0)  # see Post: elements of the tensor from and up to which its sums are there
     prepared: Number = 0  # in this epoch the same call may go through the ring, by this number; 0: it may not
 
 
