@@ -18,6 +18,7 @@ from math import inf
 from typing import Any
 
 from wancoll.errors import ProtocolError
+from wancoll.islands import parted
 from wancoll.limits import Limits, counted, few
 from wancoll.wire import messages as m
 from wancoll.wire.kept import counts
@@ -387,7 +388,7 @@ def _join(step: Step, daemon: Daemon, join: m.Join) -> None:
         return
     if group is None:
         group = Group(join.group, join.start_world, join.min_world, _group_key(step), step.state.floor)
-        group.call_timeout = join.call_timeout
+        group.call_timeout, group.shards = join.call_timeout, join.shards
         step.state.groups[group.name] = group
     rebuilding.raise_mids(step, join.was)
     mid = rebuilding.take_mid(step)
@@ -411,10 +412,14 @@ def _what_joiners_wait_for(step: Step, group: Group) -> str:
     if group.members:
         return (
             f"the group runs with {counted(len(group.members), 'member')} in epoch {group.epoch}; "
-            "joiners are admitted where all members call update_membership()"
+            f"{_joiners(group)} are admitted where all members call update_membership()"
         )
-    here = f"{len(group.joining)} of {reserved.wanted(step, group)} members are here to start the group"
+    here = f"{len(group.joining)} of {reserved.wanted(step, group) * group.shards} members are here to start the group"
     return "; ".join(filter(None, (here, reserved.why_held(step.state, group.name, step.now))))
+
+
+def _joiners(group: Group) -> str:
+    return "joiners" if group.shards == 1 else f"islands of which all {group.shards} shards are here"
 
 
 def _tell_what_it_waits_for(step: Step, daemon: Daemon, mid: int) -> None:
@@ -434,8 +439,11 @@ def _why_not(step: Step, daemon: Daemon, join: m.Join, group: Group | None, ever
     limit = step.limits.group_members
     if join.min_world > join.start_world:
         return f"{who} with min_world={join.min_world}; expected at most start_world={join.start_world}"
-    if join.start_world > limit:
-        return f"{who} with start_world={join.start_world}; expected at most {limit}"
+    if join.start_world * join.shards > limit:
+        shards = f" of {join.shards} shards" if join.shards > 1 else ""
+        return f"{who} with start_world={join.start_world}{shards}; expected at most {limit} members"
+    if parted(join.member, join.shards)[1] < 0:
+        return f"{who} with shards={join.shards}; expected a name ISLAND/SHARD, with a shard below that"
     if len(daemon.members) >= limit:
         return f"{who}; expected at most {limit} members of one daemon"
     if len(step.state.members) >= step.limits.members:
@@ -444,6 +452,8 @@ def _why_not(step: Step, daemon: Daemon, join: m.Join, group: Group | None, ever
         return f"{who}, a new one; expected at most {step.limits.groups} groups of one master"
     if group is None:
         return ""
+    if join.shards != group.shards:
+        return f"{who} with shards={join.shards}; expected the group's shards={group.shards}: all islands have as many"
     if (join.start_world, join.min_world) != (group.start_world, group.min_world):
         return (
             f"{who} with start_world={join.start_world}, min_world={join.min_world}; expected the group's "

@@ -32,9 +32,10 @@ from math import inf
 
 from msgspec.structs import replace
 
-from wancoll.collective import DATALESS, SAME_RESULT, Kind
+from wancoll.collective import DATALESS, PROVING, SAME_RESULT, Kind
 from wancoll.commit.begun import Begun
 from wancoll.commit.own_tally import OwnTally
+from wancoll.islands import member_name, parted
 from wancoll.limits import WINDOW_FACTOR, Limits
 from wancoll.peer.core import commands as cmd
 from wancoll.peer.core import links, outcomes
@@ -222,7 +223,9 @@ class Collectives(OpTable):
         later = outcome.epoch > self.view.epoch.epoch
         stopped = self._stop() if self.tally is not None and later else []
         self.aborted |= later
-        ended = self.end(op, outcomes.result(op, outcome.epoch, list(outcome.members), op.digest, now))
+        shard, shards = self.view.columns[self.view.mid], self.view.epoch.shards
+        names = [member_name(island, shard, shards) for island in outcome.members]
+        ended = self.end(op, outcomes.result(op, outcome.epoch, names, op.digest, now))
         return stopped + self.commit(outcome.seq, now) + ended
 
     def abort(self, ask: int) -> list[cmd.Command]:
@@ -278,7 +281,7 @@ class Collectives(OpTable):
         voids = {void.seq: void for void in epoch.voids}
         self._open_tally(view, voids)
         begun = {mid: one for mid, one in self._ahead.items() if one.epoch == epoch.epoch}
-        rounds = [one.number for mid, one in begun.items() if mid in view.world.mids]
+        rounds = [one.number for mid, one in begun.items() if mid in view.columns]
         self.round = max(rounds, default=0) if self.tally else 0
         self._ahead = {mid: begun for mid, begun in self._ahead.items() if begun.epoch > epoch.epoch}
         commands, self._early = self._early, []
@@ -319,8 +322,8 @@ class Collectives(OpTable):
         self.tally, self.master_away = None, False
         if view.votes:
             window = WINDOW_FACTOR * self._limits.ops_in_flight + self._limits.zero_contributions
-            others = frozenset(view.world.mids) - {view.mid}
-            self.tally = OwnTally(view.head, others, view.epoch.committed_upto, voids, window)
+            others = frozenset(view.columns) - {view.mid}
+            self.tally = OwnTally(view.head, others, view.epoch.committed_upto, voids, window, view.columns)
 
     def contribute_zeros(self, asked: m.ContributeZeros, now: float) -> list[cmd.Command]:
         """The client is late with a call: take part in it with zeros, unless it has called it (R20).
@@ -391,8 +394,9 @@ class Collectives(OpTable):
         return command
 
     def _votes(self, op: Op) -> bool:
-        """Whether members commit it."""
-        return op.resolved is not None and op.resolved.proves_all
+        """Whether members commit it. In all columns or in none: shards of one call may be empty in some."""
+        anywhere = self.view.epoch.shards > 1 and op.kind in PROVING
+        return op.resolved is not None and (op.resolved.proves_all or anywhere)
 
     def unheard(self, seq: int) -> frozenset[int] | None:
         """The members that have not said that *seq* is finished there; None: the master commits it."""
@@ -424,7 +428,7 @@ class Collectives(OpTable):
         if op.seq not in self._said:
             self._said.add(op.seq)
             tally.told_master(op.seq, relayed=op.kind is not Kind.update_membership)
-            return [cmd.ToMaster(self.done(op))]
+            return [cmd.ToMaster(self.done(op)), *self._differ(op.seq)]
         if op.kind is not Kind.update_membership or op.seq in self._alone or not self.master_away:
             return None
         self._alone.add(op.seq)
@@ -483,11 +487,14 @@ class Collectives(OpTable):
     def _differ(self, seq: int) -> list[cmd.Command]:
         """Somebody has another result than this member, or calls something else: the master ends the epoch."""
         op = self.open.get(seq)
-        if self.tally is None or not self.tally.is_divergent(seq) or op is None or seq in self._complained:
+        if self.tally is None or op is None or op.state is not OpState.done or seq in self._complained:
+            return []
+        done = self.done(op)
+        differing = self.tally.differing(seq, (done.digest, done.fingerprint))
+        if not differing:
             return []
         self._complained.add(seq)
-        other, (digest, fingerprint) = self.tally.differing(seq)[0]
-        done = self.done(op)
+        other, (digest, fingerprint) = differing[0]
         if fingerprint != done.fingerprint:
             return [self._answer(op)]
         return [self._master_session.say(m.Differs(*self.view.head, seq, done.digest, other, digest))]
@@ -551,6 +558,8 @@ class Collectives(OpTable):
         tally = self.tally
         if tally is None or tally.frozen or self.aborted or self.open or self._late or self._voids or self._leaving:
             return False
+        if self.view.epoch.shards > 1:
+            return False  # the engine takes all votes for those of one column
         ready = self._ready and not self._held and tally.others <= self._up and not self.view.too_small
         return ready and not self._asked and not tally.open and tally.committed == self.called
 
@@ -644,7 +653,8 @@ class Collectives(OpTable):
     def _lacked(self, op: Op) -> bool:
         """Whether *op*, which is finished here, runs again in this round: somebody else may not have finished it."""
         unheard = self.unheard(op.seq) if op.kind is not Kind.update_membership else None
-        return op.state is OpState.done and op.round < self.round and (unheard is None or bool(unheard))
+        lacked = unheard is None or not unheard.isdisjoint(self.view.world.mids)
+        return op.state is OpState.done and op.round < self.round and lacked
 
     def mismatch(self, seq: int) -> list[cmd.Command]:
         """Tell the master what this member calls at *seq*, if it has called it."""
@@ -727,7 +737,8 @@ class Collectives(OpTable):
         tokens: list[cmd.Command] = []
         if op.kind is Kind.update_membership:
             if isinstance(outcome, m.Result):
-                self.updated = m.UpdateOutcome(op.seq, outcome.epoch, outcome.contributors)
+                islands = [parted(name, self.view.epoch.shards)[0] for name in outcome.contributors]
+                self.updated = m.UpdateOutcome(op.seq, outcome.epoch, islands)
             for engine_id in sorted(op.live):
                 del self._attempts.ops[engine_id]
                 tokens.append(cmd.CancelOp(engine_id))
