@@ -322,7 +322,7 @@ def believing_another_members_word() -> Planted:
     real = OwnTally.agreed
 
     def agreed(self: OwnTally, seq: int) -> Any:
-        return (0, 0) if self.committed < seq <= self.claimed else real(self, seq)
+        return {0: (0, 0)} if self.committed < seq <= self.claimed else real(self, seq)
 
     return patch.object(OwnTally, "agreed", agreed)
 
@@ -353,7 +353,7 @@ def a_vote_missing() -> Planted:
     def agreed(self: Tally, seq: int) -> Any:
         count = self.open.get(seq)
         enough = count is not None and not count.divergent and len(count.votes) >= max(1, len(self.voters) - 1)
-        return count.first if count is not None and enough else None
+        return dict(count.first) if count is not None and enough else None
 
     return patch.object(Tally, "agreed", agreed)
 

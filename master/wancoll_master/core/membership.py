@@ -440,8 +440,8 @@ def _why_not(step: Step, daemon: Daemon, join: m.Join, group: Group | None, ever
     if join.min_world > join.start_world:
         return f"{who} with min_world={join.min_world}; expected at most start_world={join.start_world}"
     if join.start_world * join.shards > limit:
-        shards = f" of {join.shards} shards" if join.shards > 1 else ""
-        return f"{who} with start_world={join.start_world}{shards}; expected at most {limit} members"
+        shards, members = (f" of {join.shards} shards", " members") if join.shards > 1 else ("", "")
+        return f"{who} with start_world={join.start_world}{shards}; expected at most {limit}{members}"
     if parted(join.member, join.shards)[1] < 0:
         return f"{who} with shards={join.shards}; expected a name ISLAND/SHARD, with a shard below that"
     if len(daemon.members) >= limit:

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from math import inf
 
 from msgspec.structs import replace
@@ -35,6 +36,7 @@ from msgspec.structs import replace
 from wancoll.collective import DATALESS, PROVING, SAME_RESULT, Kind
 from wancoll.commit.begun import Begun
 from wancoll.commit.own_tally import OwnTally
+from wancoll.errors import ProtocolError
 from wancoll.islands import member_name, parted
 from wancoll.limits import WINDOW_FACTOR, Limits
 from wancoll.peer.core import commands as cmd
@@ -74,7 +76,8 @@ class Collectives(OpTable):
         self.master_away = False  # so an update_membership does not wait for it, where members commit
         self._alone: set[int] = set()  # seqs of those of this epoch that this one passes if all others do, too
         self.round = 0  # of the epoch (C12)
-        self._ahead: dict[int, NewRound] = {}  # by mid: of an epoch that this member has not heard of yet
+        # By mid: what was said of an epoch that this member has not heard of yet; other columns do not wait for it.
+        self._ahead: dict[int, deque[m.Vote | NewRound]] = {}
         self._leaving: set[int] = set()  # seqs of what ran in an older round and is still in the engine
 
     def done(self, op: Op) -> m.Vote:
@@ -280,10 +283,16 @@ class Collectives(OpTable):
         self.committed, self.aborted, self._asked = epoch.committed_upto, False, 0
         voids = {void.seq: void for void in epoch.voids}
         self._open_tally(view, voids)
-        begun = {mid: one for mid, one in self._ahead.items() if one.epoch == epoch.epoch}
-        rounds = [one.number for mid, one in begun.items() if mid in view.columns]
+        ahead, self._ahead = self._ahead, {}
+        said = [(mid, note) for mid, notes in ahead.items() if mid in view.columns for note in notes]
+        rounds = [note.number for _, note in said if isinstance(note, NewRound) and note.epoch == epoch.epoch]
         self.round = max(rounds, default=0) if self.tally else 0
-        self._ahead = {mid: begun for mid, begun in self._ahead.items() if begun.epoch > epoch.epoch}
+        for mid, note in said:
+            if note.epoch > epoch.epoch:
+                self._keep_ahead(mid, note)
+            elif isinstance(note, m.Vote) and note.epoch == epoch.epoch and self.tally is not None:
+                with suppress(ProtocolError):  # its links are made anew where it says so again
+                    self.tally.hear(mid, note)
         commands, self._early = self._early, []
         behind = False  # an update_membership that is open
         refused: dict[str, list[Op]] = {}  # by reason: what cannot or shall not run in this epoch
@@ -377,12 +386,20 @@ class Collectives(OpTable):
         """
         if isinstance(note, NewRound):
             return self._hear_round(sender, note)
+        if isinstance(note, m.Vote) and note.epoch > self.view.epoch.epoch:
+            self._keep_ahead(sender, note)
         if self.tally is None or note.epoch != self.tally.epoch:
             return []
         if isinstance(note, Ask):
             return self._say_again(self.tally, sender, note)
         self.tally.hear(sender, note)
         return self._differ(note.seq) + self._decide_all()
+
+    def _keep_ahead(self, sender: int, note: m.Vote | NewRound) -> None:
+        """Member *sender* is in an epoch that is yet to come here; there it can have so many votes that are open."""
+        most = self._limits.ops_in_flight + self._limits.zero_contributions
+        if sender in self.view.columns or len(self._ahead) < self._limits.group_members:
+            self._ahead.setdefault(sender, deque(maxlen=most)).append(note)
 
     def start(self, op: Op, resolved: ResolvedCall) -> cmd.Command:
         """See OpTable. What members commit the engine may say to those who can be told now."""
@@ -618,7 +635,7 @@ class Collectives(OpTable):
     def _hear_round(self, sender: int, begun: NewRound) -> list[cmd.Command]:
         """Member *sender* has begun another round, perhaps of an epoch that this member is yet to hear of."""
         if begun.epoch > self.view.epoch.epoch:
-            self._ahead[sender] = begun
+            self._keep_ahead(sender, begun)
             return []
         tally = self.tally
         if tally is None or tally.frozen or begun.epoch != tally.epoch or begun.number <= self.round:
