@@ -54,8 +54,8 @@ def lose(step: Step, gone: dict[Member, str], kind: str, *, tell: bool, cause: s
         other: f"{member.name} of its island is out: {why}"
         for member, why in gone.items()
         if member.in_epoch and member.group.shards > 1
-        for other in member.group.members
-        if other.island == member.island and other not in gone
+        for other in member.group.mates(member)
+        if other not in gone
     }
     for member, why in (gone | with_them).items():
         groups.setdefault(member.group.name, []).append(member)

@@ -409,6 +409,10 @@ class Group:
         columns = self.columns()
         self.current.tally = Tally(columns, self.committed, self.voids, window, columns)
 
+    def mates(self, member: Member) -> list[Member]:
+        """The other members of its island."""
+        return [one for one in self.members if one.island == member.island and one is not member]
+
     def firsts(self) -> dict[int, int]:
         """By mid of a member: that of the first of its island."""
         members = self.members
