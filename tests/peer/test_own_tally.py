@@ -583,9 +583,31 @@ def test_frozen_it_passes_nothing() -> None:
     assert v.member.without_master(3.0) == v.hear(2, NewRound(1, 1)) == []
 
 
+def test_votes_of_another_column_may_come_before_the_epoch() -> None:
+    """What is finished there waits for nobody of this column, and is said once."""
+    v = Voter()
+    v.enter(2)
+    whole = [m.MemberInfo(mid, name, "d", ["h:1"], "") for mid, name in enumerate(("a/0", "a/1", "b/0", "b/1"), 1)]
+    plan = m.Plan(8, 1024, True, {}, [], 0, "", collectors="members")
+
+    def enter(number: int) -> None:
+        v.member.enter_epoch(m.Epoch("g", 1, 1, number, whole, plan, b"k" * 16, 1, 0, [], "because", shards=2), 0.0)
+        v.member.links_ready(number, [2, 3, 4])
+
+    enter(3)
+    assert (v.member.rank, v.member.member_names) == (0, ["a/0", "b/0"])
+    for mid in (2, 4):
+        assert v.hear(mid, vote(4, 0, 1, 9, SUM)) == []
+    enter(4)
+    v.run()
+    results = told(v.hear(3, vote(4, 0, 1, 7, SUM)), m.Result)
+    assert [(one.seq, one.epoch, one.contributors) for one in results] == [(1, 4, ["a/0", "b/0"])]
+
+
 @pytest.mark.parametrize(
     ("mistake", "test"),
     [
+        ("votes_of_a_later_epoch_dropped", test_votes_of_another_column_may_come_before_the_epoch),
         (
             "not_reporting_what_was_passed_alone",
             test_it_reports_what_it_would_pass_and_ends_it_in_the_epoch_in_which_all_have,

@@ -522,6 +522,8 @@ class Session:
             self._behind.append(message)
         else:
             self._stream.send(encode(message))
+        if isinstance(message, m.Failure) and not message.id and self.peek.shards > 1:
+            self._stream.end()  # its client may wait for that (wancoll/client/island.py)
 
     async def _hand_over(self) -> None:
         """Task: copy results of ops that this daemon took part in to where the client wants them, then tell it.

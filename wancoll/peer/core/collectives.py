@@ -386,7 +386,7 @@ class Collectives(OpTable):
         """
         if isinstance(note, NewRound):
             return self._hear_round(sender, note)
-        if isinstance(note, m.Vote) and note.epoch > self.view.epoch.epoch:
+        if isinstance(note, m.Vote) and note.epoch > self.view.epoch.epoch and self.view.epoch.shards > 1:
             self._keep_ahead(sender, note)
         if self.tally is None or note.epoch != self.tally.epoch:
             return []
