@@ -973,6 +973,11 @@ class _Call:
         """
         either = source or target
         assert either is not None
+        if grace and self._connection.shards > 1:
+            raise ConfigError(
+                "islands of several shards wait for each other", who=f"{self.name}(grace=...)", expected="grace=None",
+                got=f"{grace:g} s, in islands of {self._connection.shards} shards",
+            )  # fmt: skip
         descriptor = Descriptor(
             self._kind, either.dtype, self.op, count, counts, self.root, coding.codec, self._algorithm,
             self._on_failure, coding.rounding, coding.seed, grace, self._connection.label,
