@@ -58,10 +58,9 @@ PURE = (
 )
 
 # What of the project a room may import directly. One that is not named may import any.
-BASE = ("wancoll.errors", "wancoll.islands", "wancoll.limits", "wancoll.collective")
+BASE = ("wancoll.errors", "wancoll.limits", "wancoll.collective")
 MAY_IMPORT = {
     "wancoll.errors": (),
-    "wancoll.islands": (),
     "wancoll.limits": (),
     "wancoll.collective": ("wancoll.errors", "wancoll.limits"),
     "wancoll.examples.shared": (

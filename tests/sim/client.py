@@ -11,9 +11,9 @@ from msgspec.structs import replace
 from tests.sim.daemon import Daemon, Session
 from wancoll.client.work import cut_off
 from wancoll.collective import ROOTED, Descriptor, DType, Kind, ReduceOp
-from wancoll.islands import member_name
 from wancoll.schedule.choose import BLOCKS_IN_INPUT
 from wancoll.wire import messages as m
+from wancoll.wire.islands import member_name
 
 if TYPE_CHECKING:
     from tests.sim.world import World

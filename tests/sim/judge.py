@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from tests.sim.client import Called, Client, block, index_of, island_of, shard_of
 from tests.sim.client import value as _value
 from wancoll.collective import ROOTED, SAME_RESULT, Descriptor, Kind, same_kind
-from wancoll.islands import in_order
 from wancoll.wire import messages as m
+from wancoll.wire.islands import in_order
 from wancoll.wire.note import unpack
 from wancoll_master.core.ready import Announce, Broadcast, Send
 

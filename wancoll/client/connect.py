@@ -24,13 +24,13 @@ from wancoll.client.private import START_SECONDS, PrivateDaemon
 from wancoll.client.ring import CallRing
 from wancoll.client.work import rebuild
 from wancoll.errors import ConfigError, PeerDaemonLost, ProtocolError
-from wancoll.islands import member_name
 from wancoll.limits import DEFAULT, PROTOCOL_VERSION
 from wancoll.local import LONGEST_SOCKET, MASTER_PORT, default_socket, join_address, split_addresses
 from wancoll.net.unix import check_owner, connect_local, is_served
 from wancoll.trust.token import parse
 from wancoll.wire import messages as m
 from wancoll.wire.framing import HEADER_BYTES, body_length, decode_body, encode
+from wancoll.wire.islands import member_name
 
 log = logging.getLogger("wancoll")  # warnings reach stderr where nobody has configured logging
 

@@ -391,7 +391,7 @@ class Connection:
         """Call *hook* from a thread when this connection ends but by close()."""
         if self._watch is not None:
             self._watch.close()
-        self._watch = Watch(self, self._channel.socket, hook)
+        self._watch = Watch(self._channel.socket, self.ended, hook)
 
     def ended(self) -> WancollError | None:
         """Why the daemon has closed the connection; None: it has not, or this process has."""

@@ -14,34 +14,34 @@ import socket
 import threading
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from wancoll.errors import WancollError
-
-if TYPE_CHECKING:
-    from wancoll.client.connection import Connection
 
 log = logging.getLogger("wancoll")
 
 
 class Watch:
-    """Calls *hook* with the error, once, when *connection* is over for another reason than close()."""
+    """Calls *hook* with why the connection over *sock* is over, once it is.
 
-    def __init__(self, connection: Connection, sock: socket.socket, hook: Callable[[WancollError], object]) -> None:
+    *ended*, a method of what has that connection, says why; None: this process has closed it.
+    """
+
+    def __init__(
+        self, sock: socket.socket, ended: Callable[[], WancollError | None], hook: Callable[[WancollError], object]
+    ) -> None:
         self._socket, self._hook, self._pid = sock.dup(), hook, os.getpid()
         self._wake, self._woken = socket.socketpair()
-        weakref.finalize(connection, self.close)
-        of = weakref.ref(connection)
+        of = weakref.WeakMethod(ended, lambda _: self.close())  # whoever drops it leaves
         threading.Thread(target=self._run, args=(of,), name="wancoll island", daemon=True).start()
 
-    def _run(self, of: weakref.ref[Connection]) -> None:
+    def _run(self, of: weakref.WeakMethod[Callable[[], WancollError | None]]) -> None:
         poll = select.poll()
         poll.register(self._socket, select.POLLRDHUP)
         poll.register(self._woken, select.POLLIN)
-        with self._socket, self._woken:
+        with self._socket, self._woken, self._wake:
             over = any(fd == self._socket.fileno() for fd, _ in poll.poll())
-        connection = of()
-        if connection is None or not over or (why := connection.ended()) is None:
+        ended = of()
+        if ended is None or not over or (why := ended()) is None:
             return
         try:
             self._hook(why)

@@ -5,8 +5,8 @@ A loss, a restart of the master and a takeover close an epoch alike.
 Whoever has committed an operation knew that everyone had finished it, with the same result. So it is among what all who
 are left have, and what all of them have may have been committed: it is. That is so while nobody lies. One member's word
 that an operation is committed decides nothing: where a report lacks the operation, or has another result, reports are
-counted. They are so column by column (wancoll/islands.py), since only there results are to be equal: what is committed
-is so in each.
+counted: column by column (wancoll/wire/islands.py), since only there results are to be equal. What is committed is so
+in each.
 """
 
 from __future__ import annotations

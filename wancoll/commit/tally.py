@@ -7,7 +7,7 @@ all. What somebody *claims*, "all is committed up to N", is no vote: it passes o
 operations that only the master collects, and says whom to ask.
 
 Where islands have several shards it still takes the votes of all. Results are compared within a column
-(wancoll/islands.py), and kinds of calls between columns.
+(wancoll/wire/islands.py), and kinds of calls between columns.
 
     an operation is   from                                         until
     open              the first vote for it                        all have voted, equally, and all below is settled

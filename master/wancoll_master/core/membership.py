@@ -18,9 +18,9 @@ from math import inf
 from typing import Any
 
 from wancoll.errors import ProtocolError
-from wancoll.islands import parted
 from wancoll.limits import Limits, counted, few
 from wancoll.wire import messages as m
+from wancoll.wire.islands import parted
 from wancoll.wire.kept import counts
 from wancoll_master.core import counting, epochs, losses, p2p, rebuilding, reserved
 from wancoll_master.core.liveness import (

@@ -16,9 +16,9 @@ import msgspec
 from wancoll.commit import close
 from wancoll.commit.tally import UPDATE
 from wancoll.errors import ProtocolError
-from wancoll.islands import in_order
 from wancoll.limits import format_size
 from wancoll.wire import messages as m
+from wancoll.wire.islands import in_order
 from wancoll_master.core import counting, epochs, losses, p2p, reserved
 from wancoll_master.core.liveness.link_faults import BAD_PAIR_SECONDS
 from wancoll_master.core.paths import probing

@@ -12,9 +12,9 @@ import msgspec
 
 from wancoll.collective import Descriptor
 from wancoll.commit.tally import Tally
-from wancoll.islands import parted
 from wancoll.limits import Limits, few
 from wancoll.wire import messages as m
+from wancoll.wire.islands import parted
 from wancoll_master.core.ready import Broadcast, Close, Persist, Ready, Received, Record, Send, Used
 from wancoll_master.plan.measures import Measures, Pairs
 from wancoll_master.plan.planning import Planned, Planner
@@ -432,7 +432,7 @@ class Group:
         return found
 
     def columns(self) -> dict[int, int]:
-        """Of its members, by mid."""
+        """The column of each member, by mid."""
         return {member.mid: member.shard for member in self.members}
 
     @property

@@ -15,7 +15,6 @@ from msgspec.structs import replace
 
 from wancoll.collective import DATALESS, ON_FAILURE, P2P_KINDS, REDUCING, ROOTED, ROUNDINGS, Descriptor, Kind, ReduceOp
 from wancoll.errors import ProtocolError
-from wancoll.islands import in_order
 from wancoll.limits import DEFAULT, Limits, keep_newest
 from wancoll.schedule import choose
 from wancoll.schedule.build import Coding, takes
@@ -23,6 +22,7 @@ from wancoll.schedule.cost import usable
 from wancoll.schedule.pairs import most_messages
 from wancoll.schedule.steps import MAX_STEPS, RAW_ENDS, Action, Buffer, Direction, Ends, Place, Schedule, Step
 from wancoll.wire import messages as m
+from wancoll.wire.islands import in_order
 
 UNEVEN = frozenset({Kind.all_gather, Kind.reduce_scatter})  # kinds that take counts
 _BY_RANK = choose.BLOCKS_IN_INPUT | {Kind.all_gather, Kind.gather}  # kinds with a block for or from every rank

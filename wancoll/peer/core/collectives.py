@@ -37,7 +37,6 @@ from wancoll.collective import DATALESS, PROVING, SAME_RESULT, Kind
 from wancoll.commit.begun import Begun
 from wancoll.commit.own_tally import OwnTally
 from wancoll.errors import ProtocolError
-from wancoll.islands import member_name, parted
 from wancoll.limits import WINDOW_FACTOR, Limits
 from wancoll.peer.core import commands as cmd
 from wancoll.peer.core import links, outcomes
@@ -46,6 +45,7 @@ from wancoll.peer.core.liveness.master_session import MasterSession
 from wancoll.peer.core.op import Op, OpState
 from wancoll.peer.core.op_table import Attempts, OpTable
 from wancoll.wire import messages as m
+from wancoll.wire.islands import member_name, parted
 from wancoll.wire.note import ROUNDS, Ask, NewRound, pack
 
 
