@@ -13,7 +13,7 @@ PIP := $(BIN)/pip --disable-pip-version-check
 BUILT_FROM := pyproject.toml setup.py $(wildcard native/*.py $(foreach e,c h cu,native/*.$e native/*/*.$e native/*/*/*.$e))
 # Side by side, threads of one numpy would wait for those of the others: a second's work took a minute.
 PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest
-SIDE_BY_SIDE := --numprocesses=3 --dist=worksteal
+SIDE_BY_SIDE := --numprocesses=4 --dist=worksteal
 # Fault tests that run where the master collects all votes, too. The others have calls among theirs where it does.
 BOTH := late_abort master_restart
 # Tests start hundreds of processes: each would compile all that it imports.
@@ -37,7 +37,7 @@ help:
 wheel: $(VENV)/.made
 	$(PIP) wheel --quiet --no-deps --wheel-dir dist .
 
-# What every change must pass, three tests at a time: each waits half of its time. PYTEST_OPTIONS=... for more.
+# What every change must pass, four tests at a time: each waits half of its time. PYTEST_OPTIONS=... for more.
 test: $(VENV)/.dev $(VENV)/.torch
 	$(PYTEST) $(SIDE_BY_SIDE) -m "not check and not nightly" $(PYTEST_OPTIONS)
 

@@ -81,6 +81,22 @@ def test_a_lane_for_notes_that_breaks_costs_no_round_and_no_epoch(group: tuple[P
     assert broke > 4
 
 
+@pytest.mark.parametrize("late", [0.0, 1.2])
+def test_a_lane_that_breaks_in_a_call_that_is_repeated(group: tuple[Proxies, list[Any]], late: float) -> None:
+    """Such a call is the engine's, until the daemon takes over what takes longer than a heartbeat."""
+    proxies, comms = group
+    for _ in range(3):
+        reduced(comms)
+    slow = [proxies.add("slow", *ends, amount=3e5) for ends in permutations(range(PEERS), 2)]
+    rules = [proxies.add("truncate", 0, other, amount=1000 + 3e5 * late) for other in (1, 2)]
+    outcomes, seconds = reduced(comms)
+    assert any(proxies.fired(rule, 0) for rule in rules)
+    assert [outcome.receipt.attempts for outcome in outcomes] == [1] * PEERS
+    assert seconds > late
+    for rule in slow + rules:
+        proxies.clear(rule)
+
+
 @pytest.mark.parametrize(("kind", "amount"), [("delay", 0.3), ("slow", 1e6)])
 def test_slow_lanes_cost_time_and_nobody(group: tuple[Proxies, list[Any]], kind: str, amount: float) -> None:
     proxies, comms = group

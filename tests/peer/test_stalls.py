@@ -82,6 +82,21 @@ def test_one_stuck_lane_counts_though_others_move() -> None:
     assert looks.stuck() == [(LINK, True)]
 
 
+@pytest.mark.parametrize(("other", "acked_for", "alone"), [
+    (lane(), 2.5, True),
+    (lane(), 1.0, False),  # both stopped within half of the time: it is the link
+    (LaneLook(0, 0, False, TcpInfo(0, 0, 0, False, 0, 100, 0, 0, 0)), 2.5, False),  # small packets alone prove nothing
+])  # fmt: skip
+def test_a_dead_lane_is_cut_alone_where_another_one_moves_on(other: LaneLook, acked_for: float, alone: bool) -> None:
+    looks = Looks()
+    for step in range(10):
+        acked = min(step, int(acked_for / 0.25))
+        moves = other._replace(info=other.info and other.info._replace(bytes_acked=acked))
+        looks.until(0.25 * (step + 1), lane(sent=9, unacked=9), moves)
+    [stuck] = looks.stalls.stuck(looks.now, TIMEOUT, SETTLED, {})
+    assert (stuck.lane, stuck.dead, stuck.alone) == (0, True, alone)
+
+
 def test_progress_starts_the_time_anew() -> None:
     looks = Looks()
     for step in range(10):

@@ -21,7 +21,7 @@ from wancoll.schedule.build import BLOCKS, takes
 from wancoll.schedule.steps import chunk_bounds
 
 WORLDS = range(1, 10)
-by_worlds = pytest.mark.parametrize("worlds", [range(1, 6), *later(range(6, 10))], ids=["to 5", "to 9"])
+by_worlds = pytest.mark.parametrize("worlds", [range(1, 6), *at_night(range(6, 10))], ids=["to 5", "to 9"])
 COUNTS = (0, 1, 5, 333)
 
 every_pair = pytest.mark.parametrize(("kind", "algorithm"), PAIRS, ids=[f"{k.name}-{a}" for k, a in PAIRS])

@@ -48,8 +48,8 @@ class PeerConfig:
         workers: Engine threads; plans are made as for twice as many processor cores. 0: one for two cores, at most 8.
         congestion_control: TCP congestion control of the lanes (cubic, bbr, ...). Empty: the system's.
         uplink: Network interface, such as eth0. With several (repeat it, or separate by spaces in the variable) the
-            lanes that this daemon dials go over each of them in turn, or over the next one where one fails. Empty: as
-            the system routes them.
+            lanes that this daemon dials go over each of them in turn, or over the next one where one fails, until that
+            one carries again. Empty: as the system routes them.
         uplink_limit: RATE, such as 20Mbit/s, at which this daemon's lanes together send at most, with TCP's headers and
             acknowledgements. Short messages, to other members and the master, do not count, nor what is sent again, or
             goes through memory. Empty: no limit.

@@ -663,6 +663,7 @@ async def serve(
                 nursery.start_soon(daemon.talk_to_master)
                 nursery.start_soon(daemon.watch_master)
                 nursery.start_soon(daemon.links.keep_time)
+                nursery.start_soon(daemon.links.keep_uplinks)
                 nursery.start_soon(daemon.links.watch_notes, daemon.take_events, daemon.settle)
                 nursery.start_soon(daemon.watcher.run)
                 if config.measure:

@@ -392,8 +392,8 @@ class Session:
         late = self._daemon.lease_is_over()  # then nothing is committed any more, by whatever has come before (C8)
         told = known.begun, self._prepared_call, known.claims, known.engine_id, self._daemon.now()
         commands = self.peek.take_over(*told, decide=not late)
-        for one in known.begun:
-            op = self.peek.collectives.open.get(one.seq) if one.done else None
+        for one in (each for each in known.begun if each.done):
+            op = self.peek.collectives.open.get(one.seq)
             if op is not None:
                 self._kept[one.engine_id] = op, None
             else:  # committed, by the engine or just now

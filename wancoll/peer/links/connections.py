@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -63,6 +62,17 @@ class WatchedSocket:
     def view(self, sent: int, received: int) -> TcpInfo | None:
         """See Watched."""
         return kernel_view(self._socket)
+
+    def uplink(self) -> str:
+        """The network interface that it was bound to; "": to none, or it is closed."""
+        with contextlib.suppress(OSError):
+            return self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, 16).rstrip(b"\0").decode()
+        return ""
+
+    def cut(self) -> None:
+        """End the connection at both ends, unless it has ended."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
 
 
 def kernel_view(sock: Any) -> TcpInfo | None:
@@ -276,19 +286,23 @@ class Connector:
     """Makes connections, all in clear (*wallet* None) or all sealed.
 
     *near_only*: to loopback alone, whatever address a master or a daemon names. *uplinks*: network interfaces, which
-    take turns.
+    lanes take in turn, by their numbers.
     """
 
     def __init__(self, wallet: Wallet | None = None, *, near_only: bool = False, uplinks: Sequence[str] = ()) -> None:
-        self._near_only, self._uplinks = near_only, deque(uplinks)
+        self._near_only, self._uplinks = near_only, tuple(uplinks)
         self.relays: Relays | None = None
         self.nearby: dict[str, list[str]] = {}  # by daemon: local addresses of those behind the same NAT
         self._sealing = (Seals(wallet.key.certificate(), wallet.key.pem), wallet) if wallet is not None else None
 
-    async def open(self, addresses: Sequence[str], within: float) -> trio.SocketStream:
+    def turn(self, lane: int) -> tuple[str, ...]:
+        """The uplinks in the order in which *lane* tries them: its own first."""
+        own = lane % max(1, len(self._uplinks))
+        return self._uplinks[own:] + self._uplinks[:own]
+
+    async def open(self, addresses: Sequence[str], within: float, uplinks: tuple[str, ...] = ()) -> trio.SocketStream:
         """Connect, and no more: nobody has said who is there. Raises DialFailed: nobody answers."""
-        self._uplinks.rotate(-1)
-        return await dial(addresses, within, near_only=self._near_only, uplinks=tuple(self._uplinks))
+        return await dial(addresses, within, near_only=self._near_only, uplinks=uplinks or self._uplinks)
 
     async def dial(
         self,
@@ -299,6 +313,7 @@ class Connector:
         daemon: str = "",
         near: bool = False,
         way: m.Way = m.Way.direct,
+        lane: int = 0,
     ) -> Connection:
         """Connect to *daemon*, which proves its public *key* where connections are sealed.
 
@@ -316,8 +331,8 @@ class Connector:
             return await self._shake_hands(await self.relays.dial(daemon, within, way), addresses, key)
         if local := self.nearby.get(daemon):
             with contextlib.suppress(DialFailed, trio.TooSlowError), trio.fail_after(_NEARBY_SECONDS):
-                return await self._shake_hands(await self.open(local, within), local, key)
-        return await self._shake_hands(await self.open(addresses, within), addresses, key)
+                return await self._shake_hands(await self.open(local, within, self.turn(lane)), local, key)
+        return await self._shake_hands(await self.open(addresses, within, self.turn(lane)), addresses, key)
 
     async def _shake_hands(self, stream: trio.SocketStream, addresses: Sequence[str], key: bytes) -> Connection:
         """The connection, once the other end has proved its key. Raises DialFailed: it has not."""

@@ -29,10 +29,11 @@ from wancoll.peer.core.links import Link, Links, MemberLinks
 from wancoll.peer.core.liveness.stalls import LaneLook, look_again
 from wancoll.peer.core.paths.tcpinfo import TcpInfo
 from wancoll.peer.links.beside import Memory, half_of
-from wancoll.peer.links.connections import Connection, Connector, Queued, Watched
+from wancoll.peer.links.connections import Connection, Connector, Queued, Watched, WatchedSocket
 from wancoll.peer.links.lanes import greet, tune
 from wancoll.peer.links.probes import answer_probe
 from wancoll.peer.links.traffic import Now, Traffic
+from wancoll.peer.links.uplinks import Dialled, bring_home
 from wancoll.relay.switch import Switch
 from wancoll.wire import messages as m
 
@@ -231,6 +232,18 @@ class LinkHub:
     def _break_soon(self, number: int, reason: str) -> None:
         trio.lowlevel.current_trio_token().run_sync_soon(self.step, core.Broken(number, reason))
 
+    async def keep_uplinks(self) -> None:
+        """Task: see uplinks.bring_home."""
+
+        def dialled() -> Iterator[Dialled]:
+            for number, link in self._up().items():
+                for lane, watched in self._watched[number].items():
+                    if link.ours and isinstance(watched, WatchedSocket):
+                        yield number, link.other.addresses, lane, watched
+
+        if len(self._config.uplink) > 1:
+            await bring_home(self.connector, dialled)
+
     # ---- notes ---------------------------------------------------------------------------------------
 
     def send_note(self, owner: MemberLinks, mid: int, note: bytes) -> None:
@@ -269,6 +282,14 @@ class LinkHub:
         if event.connection == link.connections.get(event.lane, 1):
             self._watch(event.link, event.lane, None)
         self.step(core.LaneLost(event.link, event.lane, event.connection, reason))
+
+    def cut_lane(self, number: int, lane: int, reason: str) -> bool:
+        """End this lane's connection: it is dialled again (R17). False: it is none over TCP."""
+        watched = self._watched.get(number, {}).get(lane)
+        if isinstance(watched, WatchedSocket):
+            log.info("lane is cut", lane=lane, reason=reason)
+            watched.cut()
+        return isinstance(watched, WatchedSocket)
 
     def _watch(self, number: int, lane: int, watched: Watched | None) -> None:
         before = self._watched[number].pop(lane, None)
@@ -362,8 +383,9 @@ class LinkHub:
         other, who = what.other, f"{what.other.name} at {what.other.addresses[0]}"
         way = what.way if what.way is not m.Way.relayed or self.connector.relays else what.instead
         connection = await self.connector.dial(
-            other.addresses, other.key, self._limits.connect_timeout, daemon=other.daemon, near=near, way=way
-        )
+            other.addresses, other.key, self._limits.connect_timeout,
+            daemon=other.daemon, near=near, way=way, lane=hello.lane,
+        )  # fmt: skip
         try:
             hello = replace(hello, checksums=self._config.checksum and not connection.checks)
             answer = await greet(connection, hello, who)

@@ -64,7 +64,8 @@ class Watcher:
         self._stalls.look(now, self._daemon.links.looks())
         settled = self._limits.slow_after + _SETTLED * self._daemon.control.interval
         for stuck in self._stalls.stuck(now, self._limits.lane_timeout, settled, self._known_at):
-            self._daemon.links.step(Broken(stuck.link, stuck.reason))
+            if not (stuck.alone and self._daemon.links.cut_lane(stuck.link, stuck.lane, stuck.reason)):
+                self._daemon.links.step(Broken(stuck.link, stuck.reason))
 
     def _report(self, now: float) -> None:
         sessions = self._daemon.sessions

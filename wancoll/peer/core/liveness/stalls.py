@@ -67,9 +67,11 @@ class LinkView(NamedTuple):
 
 
 class Stuck(NamedTuple):
-    """A lane that has been dead or blocked for too long. *dead*: nothing is acknowledged."""
+    """A lane that has been dead (nothing is acknowledged) or blocked for too long. *alone*: others of its link move."""
 
     link: int
+    lane: int
+    alone: bool
     dead: bool
     reason: str
 
@@ -80,6 +82,7 @@ class _Lane:
     progress_at: float  # when bytes were last acknowledged, or none waited, or the first of those that wait went
     viewed_at: float  # when the kernel was asked last
     parked_at: float = inf
+    acked_at: float = -inf  # when bytes were last acknowledged
 
     @property
     def state(self) -> str:
@@ -87,6 +90,12 @@ class _Lane:
         if info is None or not (info.unacked or info.backlog):
             return ""
         return "dead" if info.unacked else "blocked"
+
+    @property
+    def passes_large(self) -> bool:
+        """Whether large packets have passed on it, or none was sent."""
+        info = self.look.info
+        return info is None or info.bytes_acked >= LARGE / 2 * info.segments  # some were sent again
 
 
 @dataclass(slots=True)
@@ -140,6 +149,8 @@ class Stalls:
         if _segments(look) != _segments(before):
             link.heard_at = max(link.heard_at, lane.viewed_at) if before.stale else now  # it came after that
         lane.viewed_at = now
+        if _acked(look) != _acked(before):
+            lane.acked_at = now
         # Once bytes of a blocked lane are on the way it has begun to move: to be acknowledged takes them a round trip.
         if _acked(look) != _acked(before) or not lane.state or (state, lane.state) == ("blocked", "dead"):
             lane.progress_at = now
@@ -170,7 +181,7 @@ class Stalls:
         return LinkView(state, since, now - link.heard_at, backlog, now - link.moved_at)
 
     def stuck(self, now: float, timeout: float, settled: float, known_at: Mapping[int, float]) -> list[Stuck]:
-        """Links that have to be made anew.
+        """Links that have to be made anew, and lanes: those that are dead while another lane of the link goes on.
 
         Args:
             now: seconds.
@@ -188,8 +199,11 @@ class Stalls:
                 if lane.state and now - since >= timeout and told:
                     text = NO_PROGRESS if dead else NOT_TAKEN
                     words = text.format(lane=index, seconds=now - since, backlog=_backlog(lane.look))
-                    if dead and lane.look.info and lane.look.info.bytes_acked < LARGE * lane.look.info.segments:
+                    if dead and not lane.passes_large:
                         words += NO_LARGE
-                    found.append(Stuck(number, dead, words))
+                    # Where all paths of the link ended, all lanes ended within a round trip.
+                    latest = max((other.acked_at for other in link.lanes.values() if other.passes_large), default=-inf)
+                    alone = dead and lane.passes_large and latest >= (since + now) / 2
+                    found.append(Stuck(number, index, alone, dead, words))
                     break
         return found
