@@ -69,6 +69,7 @@ def train(island: int, shard: int, port: int, path: str, options: Options, pipe:
             time.sleep(0.05)  # here the others wait for the island that is started again
             comm.update_membership()
             diloco.join(comm)
+    dist.barrier()  # who leaves takes its island along: all ranks of it have heard of the last step by now
     comm.close()
 
 

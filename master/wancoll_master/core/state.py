@@ -396,6 +396,8 @@ class Group:
 
     def whole(self, members: Iterable[Member]) -> list[Member]:
         """The *members* of islands that are all among them, island by island."""
+        if self.shards == 1:
+            return list(members)
         found: dict[str, list[Member]] = {}
         for member in members:
             found.setdefault(member.island, []).append(member)
@@ -424,7 +426,7 @@ class Group:
         Between columns only votes go.
         """
         found: dict[tuple[int, int], list[tuple[int, int]]] = {}
-        firsts, columns = self.firsts(), self.columns()
+        firsts, columns = (self.firsts(), self.columns()) if self.bad_pairs else ({}, {})
         for ends, until in self.bad_pairs.items():
             one, other = ends
             if until > now and one in firsts and other in firsts and columns[one] == columns[other]:
