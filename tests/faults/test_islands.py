@@ -149,3 +149,43 @@ def test_a_hook_is_not_called_for_a_goodbye_of_ones_own(cluster: Cluster) -> Non
     while any(thread.name == "wancoll island" for thread in threading.enumerate()):
         assert time.monotonic() < deadline
     assert [str(error) for error in heard if "its island is out: left" not in str(error)] == []
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"shards": 2}, "shards are of an island"),
+        ({"island": "a", "name": "b"}, "exclude each other"),
+        ({"island": "a", "shard": 2, "shards": 2}, "shard"),
+        ({"island": "a", "shards": 0}, "shards"),
+        ({"island": 7}, "name"),
+        ({"island": "a", "shards": 600, "start_world": 2}, "start_world"),
+    ],
+)
+def test_what_no_island_can_be_is_refused(options: dict[str, Any], what: str) -> None:
+    with pytest.raises(ConfigError, match=what):
+        wancoll.connect(socket="/nowhere", **options)
+
+
+def test_a_grace_time_is_refused(cluster: Cluster) -> None:
+    comms = joined(cluster, new_group(), [("a", 0), ("a", 1)], start_world=1)
+    with pytest.raises(ConfigError, match="wait for each other"):
+        comms["a", 0].all_reduce(tensor("a", 0), grace=1.0)
+    for comm in comms.values():
+        comm.close()
+
+
+def test_columns_that_lack_more_and_less_end_a_sync_state_together(cluster: Cluster) -> None:
+    """One column is alike already; in the other one a member lacks all."""
+    comms = joined(cluster, new_group(), WHO)
+    states = {who: np.full(3, 7.0 if who[1] or who[0] == "a" else 0.0) for who in WHO}
+
+    def sync(at: int) -> Any:
+        comm, who = comms[WHO[at]], WHO[at]
+        receipt = comm.sync_state({"x": states[who]}, revision=2 if who[0] == "a" else 1)
+        return receipt.revision, comm.all_reduce(tensor(*who)).seq
+
+    assert len(set(in_threads(sync, range(len(WHO)), timeout=30))) == 1
+    assert all(state.tolist() == [7.0] * 3 for state in states.values())
+    for comm in comms.values():
+        comm.close()

@@ -190,23 +190,15 @@ class _Said:
         if seq > self.top:
             return None, {}, False
         found = {column: one.count(seq) for column, one in self._columns.items()}
-        won = {column: each.won for column, each in found.items() if each.won is not None}
+        won = {column: result for column, (result, _, _) in found.items() if result is not None}
         if len(won) == len(found):
-            return won, {mid: why for each in found.values() for mid, why in each.wrong.items()}, False
-        lacking = any(each.won is None and not each.tied for each in found.values())  # most of a column deny it
-        wrong = {mid: why for each in found.values() if each.won is None for mid, why in each.wrong.items()}
+            return won, {mid: why for _, those, _ in found.values() for mid, why in those.items()}, False
+        lacking = any(result is None and not tied for result, _, tied in found.values())  # most of a column deny it
+        wrong = {mid: why for result, those, _ in found.values() if result is None for mid, why in those.items()}
         if lacking and len(found) > 1:
             claim = [mid for mid, each in self.words.items() if seq <= each.committed]
             wrong |= dict.fromkeys(claim, _CLAIMS.format(seq))
         return None, wrong, not lacking
-
-
-class _Counted(NamedTuple):
-    """What most of a column say of a seq: *won*, with which result it is committed; *wrong*: who says otherwise."""
-
-    won: Result | None
-    wrong: dict[int, str]
-    tied: bool
 
 
 class _Column:
@@ -230,8 +222,8 @@ class _Column:
         for seq, result in each.has.items():
             self.named[seq][result, seq <= each.committed] -= 1
 
-    def count(self, seq: int) -> _Counted:
-        """What they say of *seq*, which somebody, perhaps of another column, says is committed."""
+    def count(self, seq: int) -> tuple[Result | None, dict[int, str], bool]:
+        """As _Said.count(), of *seq*, which somebody, perhaps of another column, says is committed."""
         bear, claims, named = dict[Result, int](), set[Result](), 0
         for (result, claimed), count in self.named.get(seq, {}).items():
             bear[result] = bear.get(result, 0) + count
@@ -246,13 +238,13 @@ class _Column:
         for claim in sorted(claims, key=lambda one: (-bear[one], one)) or [_COMMITTED]:
             votes = bear.get(claim, 0) + for_any
             if votes == len(self.words):
-                return _Counted(claim, {}, False)
+                return claim, {}, False
             if 2 * votes > len(self.words):
                 wrong = [mid for mid, each in self.words.items() if each.of(seq) not in (claim, _COMMITTED)]
-                return _Counted(claim, dict.fromkeys(wrong, _MOST_HAVE.format(seq)), False)
+                return claim, dict.fromkeys(wrong, _MOST_HAVE.format(seq)), False
             if 2 * votes == len(self.words):
                 tied = True
             else:
                 against.add(claim)
         wrong = [mid for mid, each in self.words.items() if seq <= each.committed and each.of(seq) in against]
-        return _Counted(None, dict.fromkeys(wrong, _CLAIMS.format(seq)), tied)
+        return None, dict.fromkeys(wrong, _CLAIMS.format(seq)), tied

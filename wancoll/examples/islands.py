@@ -12,7 +12,7 @@ import socket
 import sys
 import time
 from multiprocessing.connection import Connection, wait
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch._dynamo  # torch's optimizers want it: once, before members are forked
@@ -23,7 +23,7 @@ from torch.distributed.fsdp import fully_shard
 from wancoll.examples.shared.adam import LEARNING_RATE
 from wancoll.examples.shared.arguments import Options, shared_batch, told_options
 from wancoll.examples.shared.model import backward, loss_of, transformer
-from wancoll.examples.shared.play import SILENCE_SECONDS, digest
+from wancoll.examples.shared.play import digest
 from wancoll.examples.shared.text import batch, text
 from wancoll.process import die_with_parent
 from wancoll.testing import Cluster
@@ -44,7 +44,7 @@ class Told(NamedTuple):
     outer: str
 
 
-def train(island: int, shard: int, port: int, path: str, options: Options, pipe: Connection) -> None:
+def train(island: int, shard: int, port: int, path: str, options: Options, told: Connection) -> None:
     """One rank's life; an error ends it, and with it its island."""
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=shard, world_size=SHARDS)
     mesh = init_device_mesh("cpu", (SHARDS,), mesh_dim_names=("shard",))
@@ -64,7 +64,7 @@ def train(island: int, shard: int, port: int, path: str, options: Options, pipe:
         inner.zero_grad()
         if diloco.step(tokens=x.numel()):
             outer = digest(diloco.outer)
-            pipe.send(Told(comm.name, os.getpid(), diloco.outer_steps, step + 1, loss.item(), comm.world_size, outer))
+            told.send(Told(comm.name, os.getpid(), diloco.outer_steps, step + 1, loss.item(), comm.world_size, outer))
         while diloco.steps == options.steps * 2 // 3 // H * H and comm.world_size < ISLANDS:
             time.sleep(0.05)  # here the others wait for the island that is started again
             comm.update_membership()
@@ -73,30 +73,29 @@ def train(island: int, shard: int, port: int, path: str, options: Options, pipe:
     comm.close()
 
 
-def _rank(parent: int, island: int, shard: int, port: int, path: str, options: Options, pipe: Connection) -> None:
+def _rank(parent: int, told: Connection, island: int, shard: int, port: int, path: str, options: Options) -> None:
     die_with_parent(parent)
     torch.set_num_threads(1)
-    status = 1
     try:
-        train(island, shard, port, path, options, pipe)
-        status = 0
+        train(island, shard, port, path, options, told)
     except Exception as bad:
         print(f"{'ab'[island]}/{shard}: {type(bad).__name__}: {str(bad)[:200]}", file=sys.stderr, flush=True)
-    os._exit(status)  # what inner groups still wait for is not
+        os._exit(1)  # what inner groups still wait for is not
+    os._exit(0)
 
 
 def play(options: Options) -> list[Told]:
     """Train; kill a process a third of the way, and start its island again. Raises RuntimeError: another one ended."""
     fork, told, victim = multiprocessing.get_context("fork"), list[Told](), 0
     with Cluster(ISLANDS) as cluster:
-        live: dict[Connection, tuple[int, multiprocessing.process.BaseProcess]] = {}
+        live: dict[Any, tuple[int, multiprocessing.process.BaseProcess]] = {}  # by the pipe that it tells over
 
         def start(island: int) -> None:
             with socket.create_server(("127.0.0.1", 0)) as probe:
                 port = probe.getsockname()[1]
             for shard in range(SHARDS):
                 ours, theirs = fork.Pipe(duplex=False)
-                arguments = (os.getpid(), island, shard, port, cluster.socket(island), options, theirs)
+                arguments = os.getpid(), theirs, island, shard, port, cluster.socket(island), options
                 process = fork.Process(target=_rank, args=arguments, daemon=True)
                 process.start()
                 theirs.close()
@@ -105,9 +104,7 @@ def play(options: Options) -> list[Told]:
         for island in range(ISLANDS):
             start(island)
         while live:
-            if not (heard := wait(list(live), SILENCE_SECONDS)):
-                raise RuntimeError(f"nobody has said anything for {SILENCE_SECONDS:g} s")
-            for pipe in heard:
+            for pipe in wait(list(live)):
                 assert isinstance(pipe, Connection)
                 island, process = live[pipe]
                 try:
@@ -131,9 +128,8 @@ def main() -> int:
     told = play(told_options("islands", steps=30, multiples=shared_batch))
     for each in told:
         print(f"outer step {each.outer_steps}: {each.member} of {each.islands} islands, loss {each.loss:.3f}")
-    last = max(each.outer_steps for each in told)
-    ends = {each.member: each.outer for each in told if each.outer_steps == last}
-    alike = all(ends.get(f"a/{shard}") == ends.get(f"b/{shard}") is not None for shard in range(SHARDS))
+    ends = {each.member: each.outer for each in told}
+    alike = all(ends[f"a/{shard}"] == ends[f"b/{shard}"] for shard in range(SHARDS))
     print("each shard is the same bytes in both islands" if alike else f"shards differ: {ends}")
     return 0 if alike else 1
 

@@ -412,14 +412,10 @@ def _what_joiners_wait_for(step: Step, group: Group) -> str:
     if group.members:
         return (
             f"the group runs with {counted(len(group.members), 'member')} in epoch {group.epoch}; "
-            f"{_joiners(group)} are admitted where all members call update_membership()"
+            "joiners are admitted where all members call update_membership()"
         )
     here = f"{len(group.joining)} of {reserved.wanted(step, group) * group.shards} members are here to start the group"
     return "; ".join(filter(None, (here, reserved.why_held(step.state, group.name, step.now))))
-
-
-def _joiners(group: Group) -> str:
-    return "joiners" if group.shards == 1 else f"islands of which all {group.shards} shards are here"
 
 
 def _tell_what_it_waits_for(step: Step, daemon: Daemon, mid: int) -> None:
@@ -439,9 +435,8 @@ def _why_not(step: Step, daemon: Daemon, join: m.Join, group: Group | None, ever
     limit = step.limits.group_members
     if join.min_world > join.start_world:
         return f"{who} with min_world={join.min_world}; expected at most start_world={join.start_world}"
-    if join.start_world * join.shards > limit:
-        shards, members = (f" of {join.shards} shards", " members") if join.shards > 1 else ("", "")
-        return f"{who} with start_world={join.start_world}{shards}; expected at most {limit}{members}"
+    if join.start_world > limit // join.shards:
+        return f"{who} with start_world={join.start_world}; expected at most {limit // join.shards}"
     if parted(join.member, join.shards)[1] < 0:
         return f"{who} with shards={join.shards}; expected a name ISLAND/SHARD, with a shard below that"
     if len(daemon.members) >= limit:

@@ -45,8 +45,7 @@ def islands(
         ConfigError: a mesh with several replicas, or an option that cannot be used.
         WancollError: as of connect().
     """
-    names = mesh.mesh_dim_names or ()
-    if outer in names and mesh.size(names.index(outer)) != 1:
+    if outer in (names := mesh.mesh_dim_names or ()) and mesh.size(names.index(outer)) != 1:
         raise ConfigError(
             "the mesh has several replicas", who=f"islands(mesh, outer={outer!r})", got=f"a mesh {tuple(mesh.shape)}",
             expected="one: each island has a mesh of its own",
