@@ -170,8 +170,7 @@ class Communicator:
     def on_island_lost(self, hook: Callable[[WancollError], object]) -> None:
         """Call *hook* when this member is out, of an island of several shards: also while it sits in another library.
 
-        It is called once, in a thread, with the error that the next call raises here. Each call of this replaces the
-        hook before. Where the island is this member alone nobody is lost with it, and nothing is called.
+        It is called once, in a thread, with the error that the next call raises here. It replaces the hook before.
         """
         if self._connection.shards > 1:
             self._connection.watch(hook)

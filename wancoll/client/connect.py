@@ -86,8 +86,7 @@ def connect(
 
     Args:
         group: its name. Members of a group reduce together.
-        start_world: members (where they have several shards: islands) that make the first epoch; default: min_world.
-            All members must state the same.
+        start_world: members, or islands, that make the first epoch; default: min_world. All must state the same.
         min_world: members, or islands, that operations need. All members must state the same.
         name: this member's, unique in its group; empty: made from the daemon's.
         socket: path of the daemon's unix socket. Default: $WANCOLL_SOCKET, else the path that `wancoll peer` uses by
@@ -117,9 +116,8 @@ def connect(
         TimeoutError: the group did not start, or did not admit this joiner, within *timeout*.
         WancollError: refused, or no master.
     """
-    attach = attachment(
-        group, _island_member(name, island, shard, shards), start_world, min_world, call_timeout, shards
-    )
+    name = _island_member(name, island, shard, shards)
+    attach = attachment(group, name, start_world, min_world, call_timeout, shards)
     check_seconds("connect", "timeout", timeout)
     deadline = deadline_after(timeout)
     way = _where(socket, master, token)

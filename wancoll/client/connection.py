@@ -356,9 +356,9 @@ class Connection:
         """Detach, end what is pending as OutcomeUnknown, stop a private daemon. Safe to call again."""
         if os.getpid() != self._pid:
             return
+        self.closed = True  # first: the daemon closes, too
         with contextlib.suppress(OSError):  # full or gone: closing says the same
             self._channel.send(encode(m.Detach()), [])
-        self.closed = True
         self._over = self._over or as_failure(_closed(self.group))
         self._channel.shutdown()  # wakes a thread that reads
         deadline = time.monotonic() + _CLOSE_SECONDS

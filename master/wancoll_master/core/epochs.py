@@ -283,7 +283,8 @@ def _form(step: Step, group: Group) -> bool:
         return False  # it comes back or is evicted, soon
     if measuring.ask_uplinks(step, group):
         return False
-    group.members, group.joining = members, [joiner for joiner in group.joining if joiner not in members]
+    taken = set(members)
+    group.members, group.joining = members, [joiner for joiner in group.joining if joiner not in taken]
     step.state.alone = {name: until for name, until in step.state.alone.items() if until > step.now}
     for member in group.members:
         member.in_epoch = True

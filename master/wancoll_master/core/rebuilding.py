@@ -454,7 +454,7 @@ def _decide(step: Step, group: Group, rebuild: Rebuild, newest: m.Report) -> Non
         for mid, name in gone.items()
         for daemon, why in [put_out.get(mid, (None, f"{name} {late}"))]
     ]
-    whole = group.whole(group.members)
+    whole = set(group.whole(group.members))
     torn = {one: f"other shards of its island {late}" for one in group.members if one not in whole}
     losses.lose(step, torn, "evicted", tell=True, cause="silent")
     alike = all(one.mid in top for one in group.members)

@@ -152,8 +152,7 @@ def waiting_for(state: State, group: Group, now: float, slow: Sequence[m.WaitSta
     world = len(group.members)
     if slow and slow[0].causes:
         return f"{blame.words(slow[0])}, for {slow[0].seconds:.1f} s"
-    what = "members" if group.shards == 1 else f"islands of {group.shards} shards"
-    small = f"joiners: {group.islands} of min_world={group.min_world} {what}" if group.small else ""
+    small = f"joiners: {group.islands} of min_world={group.min_world} members" if group.small else ""
     seq = min(group.current.tally.open, default=0)
     if not seq:
         return small
