@@ -22,9 +22,10 @@ from tests.torch.test_backend_faults import children
 from wancoll.client.memory.arena import Arena
 from wancoll.client.memory.placement import Placement
 from wancoll.client.memory.tensors import region
-from wancoll.torch.backend.buckets import handed_over, move
+from wancoll.torch.backend.buckets import _EXCHANGE, handed_over, move
 
 COUNT = 1 << 19  # 2 MiB of float32
+moves = pytest.mark.skipif(not hasattr(torch.UntypedStorage, _EXCHANGE), reason="this torch exchanges no storages")
 
 
 @pytest.fixture
@@ -42,6 +43,7 @@ def held(arena):
     return arena.leased_bytes - arena.take(1).block.nbytes
 
 
+@moves
 def test_a_storage_keeps_its_views_and_gives_its_block_back(connection):
     arena = connection.arena
     x = torch.arange(COUNT, dtype=torch.float32)
@@ -62,6 +64,7 @@ def test_a_storage_keeps_its_views_and_gives_its_block_back(connection):
     assert held(arena) == 0
 
 
+@moves
 def test_a_storage_that_is_shared_takes_memory_of_its_own(connection):
     x = torch.arange(COUNT, dtype=torch.float32)
     assert move(x, connection)
@@ -88,6 +91,7 @@ def test_what_others_may_point_to_stays(connection):
     assert held(connection.arena) == 0
 
 
+@moves
 def test_what_cannot_move_has_room(connection):
     """Buckets of one model after another: at most a quarter of the arena is theirs."""
     arena = connection.arena
@@ -105,6 +109,7 @@ def test_torch_without_the_exchange(connection, monkeypatch):
     assert held(connection.arena) == 0
 
 
+@moves
 def test_what_a_pending_call_writes_stays(connection):
     x = torch.zeros(COUNT)
     of = region(x, "x")
@@ -120,6 +125,7 @@ def test_the_environment_forbids_it(connection, monkeypatch):
     assert not move(torch.zeros(COUNT), connection)
 
 
+@moves
 def test_a_fork_has_the_bytes_and_writes_its_own(connection):
     x = torch.full((COUNT,), 3.0)
     assert move(x, connection)

@@ -73,7 +73,8 @@ class Reduction:
 
     def __init__(self, op: Any, dtype: torch.dtype, call: str) -> None:
         kind = str(getattr(op, "op", op)).rpartition(".")[2]
-        self._factor = op.factor if kind == "PREMUL_SUM" else None
+        # As torch pickles it: there is op.factor from 2.13 on.
+        self._factor = op.__getstate__()[1] if kind == "PREMUL_SUM" else None
         self.bitwise = BITWISE.get(kind)
         self.name: Any = None
         if self.bitwise is not None:
