@@ -387,12 +387,7 @@ class Group:
     @property
     def small(self) -> bool:
         """Members fail their ops themselves here; only update_membership goes on."""
-        return self.islands < self.min_world
-
-    @property
-    def islands(self) -> int:
-        """How many run in it."""
-        return len(self.members) // self.shards
+        return len(self.members) // self.shards < self.min_world
 
     def whole(self, members: Iterable[Member]) -> list[Member]:
         """The *members* of islands that are all among them, island by island."""

@@ -152,7 +152,7 @@ def waiting_for(state: State, group: Group, now: float, slow: Sequence[m.WaitSta
     world = len(group.members)
     if slow and slow[0].causes:
         return f"{blame.words(slow[0])}, for {slow[0].seconds:.1f} s"
-    small = f"joiners: {group.islands} of min_world={group.min_world} members" if group.small else ""
+    small = f"joiners: {world // group.shards} of min_world={group.min_world} members" if group.small else ""
     seq = min(group.current.tally.open, default=0)
     if not seq:
         return small
