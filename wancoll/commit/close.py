@@ -223,7 +223,7 @@ class _Column:
             self.named[seq][result, seq <= each.committed] -= 1
 
     def count(self, seq: int) -> tuple[Result | None, dict[int, str], bool]:
-        """As _Said.count(), of *seq*, which somebody, perhaps of another column, says is committed."""
+        """The same of this column, where somebody, perhaps of another one, says that *seq* is committed."""
         bear, claims, named = dict[Result, int](), set[Result](), 0
         for (result, claimed), count in self.named.get(seq, {}).items():
             bear[result] = bear.get(result, 0) + count
