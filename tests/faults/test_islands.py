@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +16,7 @@ import pytest
 import wancoll
 from tests.faults.support import new_group
 from wancoll.chaos import Cluster, in_threads
-from wancoll.errors import ConfigError, Evicted
+from wancoll.errors import ConfigError, Evicted, WancollError
 from wancoll.testing.processes import ClientProcess
 
 SHARDS = 2
@@ -189,3 +192,78 @@ def test_columns_that_lack_more_and_less_end_a_sync_state_together(cluster: Clus
     assert all(state.tolist() == [7.0] * 3 for state in states.values())
     for comm in comms.values():
         comm.close()
+
+
+def talker(socket: str, group: str, island: str, shard: int) -> Iterator[Any]:
+    """Adds up, and says what came of it, until it is out."""
+    comm = wancoll.connect(group, socket=socket, start_world=3, island=island, shard=shard, shards=SHARDS)
+    try:
+        for number in itertools.count(1):
+            if number % 10 == 0:
+                comm.update_membership()
+                continue
+            receipt = comm.all_reduce(tensor(island, shard))
+            islands = tuple(name[0] for name in receipt.contributors)
+            yield receipt.seq, receipt.epoch, islands, receipt.digest, float(receipt.out[0])
+    except WancollError as bad:
+        yield str(bad)
+
+
+class Told:
+    """What a talker has said, taken in by a thread; *over*: its last word."""
+
+    def __init__(self, process: ClientProcess) -> None:
+        self.process, self.results, self.over = process, list[Any](), ""
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            while not isinstance(said := self.process.next(), str):
+                self.results.append(said)
+            self.over = said
+        except ConfigError:
+            self.over = "killed"
+
+
+@pytest.mark.check
+@pytest.mark.timeout(120)
+def test_processes_that_are_killed_at_random_moments(cluster: Cluster) -> None:
+    """Each takes its island along and no other; it comes back; all say the same of an operation, in all columns."""
+    group, chance, said = new_group(), random.Random(1), list[Told]()
+
+    def start(island: str) -> list[Told]:
+        place = "abc".index(island) % 2
+        return [Told(cluster.client(place, talker, group, island, shard)) for shard in range(SHARDS)]
+
+    live = {island: start(island) for island in "abc"}
+    for _ in range(8):
+        before = {island: len(each[0].results) for island, each in live.items()}
+        deadline = time.monotonic() + 20
+        while any(len(live[island][0].results) < count + 5 for island, count in before.items()):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        time.sleep(chance.random() / 10)
+        island, shard = chance.choice("abc"), chance.randrange(SHARDS)
+        victim, mate = live[island][shard], live[island][1 - shard]
+        victim.process.kill()
+        deadline = time.monotonic() + 2
+        while not mate.over:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        assert f"{island}/{shard}" in mate.over or "others may have committed" in mate.over
+        assert not any(each.over for other in "abc" if other != island for each in live[other])
+        said += live[island]
+        live[island] = start(island)
+    told: dict[int, dict[int, set[Any]]] = defaultdict(lambda: defaultdict(set))
+    for each in live.values():
+        said += each
+        for one in each:
+            one.process.kill()
+    for each in said:
+        for seq, epoch, islands, digest, value in list(each.results):
+            shard = int(value / sum({"a": 1.0, "b": 10.0, "c": 100.0}[island] for island in islands)) - 1
+            told[seq][shard].add((epoch, islands, digest))
+    assert len(told) > 50
+    assert all(len(alike) == 1 for columns in told.values() for alike in columns.values())
+    assert all(len({next(iter(alike))[:2] for alike in columns.values()}) == 1 for columns in told.values())
+    assert {len(columns) for columns in told.values()} <= {1, 2}
