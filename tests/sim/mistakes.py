@@ -457,8 +457,8 @@ def a_void_counted_twice() -> Planted:
     """What follows it is taken for void, too."""
     real = Tally.__init__
 
-    def init(self: Tally, voters: Any, base: int, voids: Any, window: int) -> None:
-        real(self, voters, base, {*voids, *(seq + 1 for seq in voids)}, window)
+    def init(self: Tally, voters: Any, base: int, voids: Any, *rest: Any) -> None:
+        real(self, voters, base, {*voids, *(seq + 1 for seq in voids)}, *rest)
 
     return patch.object(Tally, "__init__", init)
 
