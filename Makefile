@@ -65,7 +65,7 @@ gpu-check: $(VENV)/.dev $(VENV)/.torch
 # Simulated clusters, many of them, or with SEED=... one and all that happens in it. VOTERS=0: the master collects votes.
 sim: $(VENV)/.dev
 	for voters in $(or $(VOTERS),0 32); do \
-		$(BIN)/python -m tests.sim --voters $$voters $(if $(SEED),--seed $(SEED) --trace,--seeds $(or $(SEEDS),0:20000)) \
+		$(BIN)/python -m tests.sim --voters $$voters --shards $(or $(SHARDS),1) $(if $(SEED),--seed $(SEED) --trace,--seeds $(or $(SEEDS),0:20000)) \
 			|| exit 1; done
 
 # Hostile input: a million sequences of messages, ten million inputs of the decoders; then by coverage, a minute each.

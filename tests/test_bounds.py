@@ -70,9 +70,11 @@ def _found(path: Path) -> set[str]:
 # What bounds it: a field of `limits`, a constant of its file, or what it is a part of.
 BOUNDS = {
     "wancoll/commit/close.py: EpochOutcome.out": "members that have reported",
-    "wancoll/commit/close.py: _Said.counts": "members that have reported",
+    "wancoll/commit/close.py: _Column.counts": "members that have reported",
+    "wancoll/commit/close.py: _Column.named": "what they have reported (report_bytes)",
+    "wancoll/commit/close.py: _Said.of": "members that have reported",
     "wancoll/commit/close.py: _Said.words": "members that have reported",
-    "wancoll/commit/close.py: _Said._named": "what they have reported (report_bytes)",
+    "wancoll/commit/tally.py: Count.first": "shards",
     "wancoll/commit/tally.py: Count.votes": "group_members",
     "wancoll/commit/tally.py: Tally.open": "group_members, of each four times ops_in_flight, and zero_contributions",
     "wancoll/commit/tally.py: Tally._collected": "ops_in_flight, zero_contributions",
@@ -182,7 +184,7 @@ BOUNDS = {
     "wancoll/peer/core/calls.py: RepeatedCalls._worlds": "_WORLDS_KEPT",
     "wancoll/peer/core/collectives.py: Collectives._answered": "members of the epoch",
     "wancoll/peer/core/collectives.py: Collectives._kept": "ops_in_flight, zero_contributions",
-    "wancoll/peer/core/collectives.py: Collectives._ahead": "group_members",
+    "wancoll/peer/core/collectives.py: Collectives._ahead": "group_members, each with ops_in_flight and zeros",
     "wancoll/peer/core/collectives.py: Collectives._early": "the last update_membership",
     "wancoll/peer/core/collectives.py: Collectives._alone": "ops_in_flight",
     "wancoll/peer/core/collectives.py: Collectives._complained": "operations of an epoch that the master ends",

@@ -140,6 +140,7 @@ MOST_LABEL = 128  # characters
 LIBRARY_TAGS = 0xFF << 56  # from here on tags of sends and recvs are the library's own: sync_state's
 Label = Annotated[str, Meta(max_length=MOST_LABEL)]
 
+_KIND_AT = 60  # bit of a fingerprint
 _Count = Annotated[int, Meta(ge=0, le=1 << 62)]
 _Name = Annotated[str, Meta(min_length=1, max_length=128)]
 
@@ -223,9 +224,15 @@ class Descriptor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
         return f"{self.kind.name}({size} x {self.dtype.name}{extra})"
 
     def fingerprint(self) -> int:
-        """64 bits that travel with every frame, so that members that disagree find out at once."""
+        """64 bits that travel with every frame, so that members that disagree find out at once; the kind's on top."""
         data = msgspec.msgpack.encode(self)
-        return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
+        hashed = int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
+        return hashed % (1 << _KIND_AT) | self.kind << _KIND_AT
+
+
+def same_kind(one: int, other: int) -> bool:
+    """Whether two fingerprints are of calls of one kind: all that calls of different shards have to have in common."""
+    return one >> _KIND_AT == other >> _KIND_AT
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,7 +118,7 @@ def _troubles(group: GroupStatus) -> Iterator[str]:
     for member in group.members:
         if member.silent_for >= SILENT:
             yield f"group {group.name}: {member.name} has been silent for {member.silent_for:.1f} s"
-    members = sum(member.rank >= 0 for member in group.members)
+    members = len({member.rank for member in group.members if member.rank >= 0})  # islands
     if group.phase != "running":
         yield f"group {group.name} is {group.phase}, and waits for {group.waiting_for or 'its members'}"
     elif members < group.min_world:

@@ -183,7 +183,7 @@ def test_liars_that_are_lost_are_counted_once_and_not_at_each_operation(monkeypa
     honest = {mid: close.Word(200, right) for mid in range(1, 51)}
     found = close.close_epoch(honest | liars, honest.keys(), 0, lambda seq: False, ())
     assert (found.upto, found.out, removed) == (200, {}, [39])
-    assert found.results == [(seq, 7, seq) for seq in right]
+    assert found.results == [(seq, 7, seq, 0) for seq in right]
 
 
 @pytest.mark.parametrize("apart", [False, True])
@@ -192,7 +192,7 @@ def test_what_only_a_lost_liar_says_is_committed_is_not_so_for_having_been_finis
     honest = {mid: close.Word(0, {1: (1, 9), 2: (2, 9)}, () if apart else {2}) for mid in (1, 2)}
     liar = close.Word(2, {1: (5, 9), 2: (2, 9)})
     found = close.close_epoch(honest | {3: liar}, {1, 2}, 0, {2}.__contains__ if apart else lambda seq: False, ())
-    assert (found.sure, found.upto, found.results, found.out) == (0, 1, [(1, 1, 9)], {})
+    assert (found.sure, found.upto, found.results, found.out) == (0, 1, [(1, 1, 9, 0)], {})
 
 
 def test_reports_are_counted_anew_without_a_lost_liar() -> None:

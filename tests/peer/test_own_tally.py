@@ -11,6 +11,7 @@ from tests.peer.test_member import data, epoch, infos, kinds, post, told
 from tests.sim import mistakes
 from wancoll.collective import Descriptor, DType, Kind
 from wancoll.commit.own_tally import OwnTally
+from wancoll.commit.tally import UPDATE as STANDS
 from wancoll.errors import ProtocolError
 from wancoll.limits import Limits
 from wancoll.peer.core import commands as cmd
@@ -45,9 +46,38 @@ def test_what_differs_is_never_committed(other: tuple[int, int]) -> None:
     b = tally()
     b.hear(2, vote(5, 0, 1, 7, 9))
     b.hear(3, vote(5, 0, 1, *other))
-    assert not b.is_divergent(1)
     b.finish(1, (7, 9))
-    assert (b.prefix(), b.divergent, b.is_divergent(1), b.differing(1)) == (0, [1], True, [(3, other)])
+    assert (b.prefix(), b.divergent, b.differing(1, (7, 9))) == (0, [1], [(3, other)])
+
+
+def test_results_are_compared_within_a_column_and_kinds_between_them() -> None:
+    """Members 1 and 3 are of one column, 2 and 4 of another."""
+
+    def columns() -> OwnTally:
+        return OwnTally(("g", 1, 5), frozenset({2, 3, 4}), 0, (), 9, {1: 0, 2: 1, 3: 0, 4: 1})
+
+    sums, others = (
+        Descriptor(Kind.all_reduce, count=3).fingerprint(),
+        Descriptor(Kind.all_reduce, count=2).fingerprint(),
+    )
+    a = columns()
+    a.finish(1, (7, sums))
+    for mid, result in ((2, (8, others)), (3, (7, sums)), (4, (8, others))):
+        assert a.prefix() == 0
+        a.hear(mid, vote(5, 0, 1, *result))
+    assert (a.prefix(), a.agreed(1), a.divergent) == (1, {0: (7, sums), 1: (8, others)}, [])
+    apart = columns()  # its own column is alike, the other one is not: they say so
+    apart.finish(1, (7, sums))
+    for mid, result in ((2, (8, others)), (3, (7, sums)), (4, (9, others))):
+        apart.hear(mid, vote(5, 0, 1, *result))
+    assert (apart.prefix(), apart.divergent, apart.differing(1, (7, sums))) == (0, [1], [])
+    other = columns()  # another column calls another kind
+    other.finish(1, (7, sums))
+    other.hear(2, vote(5, 0, 1, *STANDS))
+    assert (other.divergent, other.differing(1, (7, sums))) == ([1], [(2, STANDS)])
+    stands = columns()  # at what only the master collects: others' votes for another kind show
+    stands.hear(2, vote(5, 0, 1, 8, others))
+    assert (stands.differing(1, STANDS), stands.differing(1, (0, others))) == ([(2, (8, others))], [])
 
 
 def test_everything_below_has_to_be_committed_or_void() -> None:
@@ -553,9 +583,31 @@ def test_frozen_it_passes_nothing() -> None:
     assert v.member.without_master(3.0) == v.hear(2, NewRound(1, 1)) == []
 
 
+def test_votes_of_another_column_may_come_before_the_epoch() -> None:
+    """What is finished there waits for nobody of this column, and is said once."""
+    v = Voter()
+    v.enter(2)
+    whole = [m.MemberInfo(mid, name, "d", ["h:1"], "") for mid, name in enumerate(("a/0", "a/1", "b/0", "b/1"), 1)]
+    plan = m.Plan(8, 1024, True, {}, [], 0, "", collectors="members")
+
+    def enter(number: int) -> None:
+        v.member.enter_epoch(m.Epoch("g", 1, 1, number, whole, plan, b"k" * 16, 1, 0, [], "because", shards=2), 0.0)
+        v.member.links_ready(number, [2, 3, 4])
+
+    enter(3)
+    assert (v.member.rank, v.member.member_names) == (0, ["a/0", "b/0"])
+    for mid in (2, 4):
+        assert v.hear(mid, vote(4, 0, 1, 9, SUM)) == []
+    enter(4)
+    v.run()
+    results = told(v.hear(3, vote(4, 0, 1, 7, SUM)), m.Result)
+    assert [(one.seq, one.epoch, one.contributors) for one in results] == [(1, 4, ["a/0", "b/0"])]
+
+
 @pytest.mark.parametrize(
     ("mistake", "test"),
     [
+        ("votes_of_a_later_epoch_dropped", test_votes_of_another_column_may_come_before_the_epoch),
         (
             "not_reporting_what_was_passed_alone",
             test_it_reports_what_it_would_pass_and_ends_it_in_the_epoch_in_which_all_have,

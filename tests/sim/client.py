@@ -13,14 +13,15 @@ from wancoll.client.work import cut_off
 from wancoll.collective import ROOTED, Descriptor, DType, Kind, ReduceOp
 from wancoll.schedule.choose import BLOCKS_IN_INPUT
 from wancoll.wire import messages as m
+from wancoll.wire.islands import member_name
 
 if TYPE_CHECKING:
     from tests.sim.world import World
 
 
-def value(index: int, seq: int, place: int, target: int = 0) -> int:
+def value(index: int, seq: int, place: int, target: int = 0, shard: int = 0) -> int:
     """What member *index* contributes: a digit of its own, of the call, the element and whose block it is in."""
-    return int(10**index * (1 + (seq + place + 3 * target) % 8))
+    return int(10**index * (1 + (seq + place + 3 * target + 5 * shard) % 8))
 
 
 def block(what: Descriptor, index: int) -> int:
@@ -29,8 +30,18 @@ def block(what: Descriptor, index: int) -> int:
 
 
 def index_of(name: str) -> int:
-    """A client's index."""
-    return int(name[1:])
+    """A client's index, which is its island's."""
+    return int(name[1:].partition("/")[0])
+
+
+def island_of(name: str) -> str:
+    """The island of a member; its own name where it has one shard."""
+    return name.partition("/")[0]
+
+
+def shard_of(name: str) -> int:
+    """The column of a member."""
+    return int(name.partition("/")[2] or 0)
 
 
 @dataclass(slots=True)
@@ -60,11 +71,12 @@ class Client:
         world: it lives in.
         index: its own for ever.
         daemon: its peer.
+        shard: its column.
     """
 
-    def __init__(self, world: World, index: int, daemon: Daemon) -> None:
-        self.world, self.index, self.daemon = world, index, daemon
-        self.name = f"c{index}"
+    def __init__(self, world: World, index: int, daemon: Daemon, shard: int = 0) -> None:
+        self.world, self.index, self.daemon, self.shard = world, index, daemon, shard
+        self.name = member_name(f"c{index}", shard, world.shards)
         self.alive = True
         self.slow = 1.0
         self.late_until = 0.0
@@ -173,9 +185,10 @@ class Client:
             told = replace(what, count=0, counts=tuple(block(what, index_of(name)) for name in self.members))
         if what.kind in BLOCKS_IN_INPUT:
             targets = [index_of(name) for name in self.members]
-            input_buffer = [value(self.index, seq, place, one) for one in targets for place in range(block(what, one))]
+            places = [(one, place) for one in targets for place in range(block(what, one))]
+            input_buffer = [value(self.index, seq, place, one, self.shard) for one, place in places]
         else:
-            input_buffer = [value(self.index, seq, place) for place in range(block(what, self.index))]
+            input_buffer = [value(self.index, seq, place, 0, self.shard) for place in range(block(what, self.index))]
         self._post(Called(seq, what, root, input_buffer, tuple(input_buffer), [], self.world.clock.now), -1, told)
 
     def exchange(self, other: str, tag: int, *, sends: bool, count: int) -> None:

@@ -404,7 +404,8 @@ class Session:
         self.daemon, self.client, self.world = daemon, client, daemon.world
         self.attached_at = daemon.clock.now
         first = daemon.next_engine_id()
-        self.peek = core.Member(self.world.group, client.name, start_world, min_world, first, daemon.limits)
+        head = (self.world.group, client.name, start_world, min_world, first, daemon.limits)
+        self.peek = core.Member(*head, shards=self.world.shards)
         self.links = daemon.links.member(self._links_say)
         self.arena: dict[int, tuple[list[int], list[int]]] = {}  # by the client's number: input, result
         self._needed: dict[int, set[int]] = {}  # by channel: members to whom this epoch's links are

@@ -342,7 +342,10 @@ class Faults:
     def differ(self) -> None:
         """A member calls something else than the others, once."""
         if client := self._client():
-            self._world.differs[client.name, client.next_seq + self._random.randint(0, 2)] = self._random.randint(0, 2)
+            seq, what = client.next_seq + self._random.randint(0, 2), self._random.randint(0, 2)
+            whole = self._world.shards > 1 and self._random.random() < 0.5  # a column, alike in itself
+            for one in [one for one in self._world.clients if whole and one.shard == client.shard] or [client]:
+                self._world.differs[one.name, seq] = what
 
     def flip(self) -> None:
         """A result that is not what it should be, once or more often."""

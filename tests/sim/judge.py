@@ -6,11 +6,14 @@ never used again; a *life* is a group's history from its first epoch to the loss
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tests.sim.client import Called, Client, block, index_of, value
-from wancoll.collective import ROOTED, SAME_RESULT, Descriptor, Kind
+from tests.sim.client import Called, Client, block, index_of, island_of, shard_of
+from tests.sim.client import value as _value
+from wancoll.collective import ROOTED, SAME_RESULT, Descriptor, Kind, same_kind
 from wancoll.wire import messages as m
+from wancoll.wire.islands import in_order
 from wancoll.wire.note import unpack
 from wancoll_master.core.ready import Announce, Broadcast, Send
 
@@ -50,7 +53,8 @@ class Judge:
         self._committed_in: dict[tuple[int, int], set[int]] = {}  # (life, seq) -> epochs, one for each master
         self.voids: dict[tuple[int, int], dict[str, str]] = {}  # (life, seq) -> member -> why, as it was told
         self.heard_void: dict[tuple[int, int], set[str]] = {}  # by whom; it may have died with the master that said so
-        self.outcomes: dict[tuple[int, int], tuple[tuple[str, ...], int, Any]] = {}  # contributors, epoch, value
+        self.outcomes: dict[tuple[int, int], tuple[tuple[str, ...], int, Any]] = {}  # islands, epoch, kind
+        self._values: dict[tuple[int, int, int], Any] = {}  # (life, seq, column) -> the bytes that are the same
         self.refused: dict[tuple[int, int], dict[str, str]] = {}  # (life, seq) -> member -> definite failure
         self.posted: dict[tuple[str, int], Called] = {}
         self._results: set[tuple[str, int]] = set()  # (member, seq)
@@ -122,6 +126,8 @@ class Judge:
         names = tuple(member.name for member in epoch.members)
         if not (len(set(names)) == len(names)):
             raise Violation(f"epoch {epoch.epoch} has a member twice: {names}")
+        if epoch.shards != self._world.shards or not in_order(names, epoch.shards):
+            raise Violation(f"epoch {epoch.epoch} has a part of an island: {names}")
         keys = [_key(member.name, member.mid) for member in epoch.members]
         known = {self.lives[key] for key in keys if key in self.lives}
         if not (len(known) <= 1):
@@ -138,7 +144,7 @@ class Judge:
         if not (known_names == self._given.setdefault(epoch.epoch, names) == names):
             raise Violation(f"epoch {epoch.epoch} of {self._given[epoch.epoch]} is used again, for {names}")
         self.given_up |= {(life, void.seq) for void in epoch.voids}
-        if len(names) == 1:
+        if len(names) == epoch.shards:
             self._alone |= {(life, seq) for seq in range(self.told_commit.get(life, 0) + 1, epoch.committed_upto + 1)}
         if epoch.passed:  # in the epoch before (C11)
             before = sorted(number for of, number in self._numbers if of == life and number < epoch.epoch)
@@ -180,7 +186,7 @@ class Judge:
             done = [self.done.get((name, commit.epoch, seq)) for name in names]
             if not (None not in done):
                 raise Violation(f"op {seq} is committed in epoch {commit.epoch}, done are {names}: {done}")
-            if not (len(set(done)) == 1):
+            if not self._equal(dict(zip(names, done, strict=True))):
                 raise Violation(f"op {seq} is committed in epoch {commit.epoch}; digests of {names}: {done}")
         self._rises(life, commit.term, commit.epoch, commit.upto)
 
@@ -206,7 +212,7 @@ class Judge:
                 continue  # the one error that does not say that it has not happened
             outcome = self.outcomes.get((life, void.seq))
             self.heard_void.setdefault((life, void.seq), set()).add(name)
-            if outcome is not None and name in outcome[0]:
+            if outcome is not None and island_of(name) in outcome[0]:
                 raise Violation(f"op {void.seq} is void in epoch {epoch.epoch} and was committed: {outcome}")
 
     def says(self, member: Any, message: m.FromPeer) -> None:
@@ -237,18 +243,26 @@ class Judge:
         before = self.told_commit.get(life, 0)
         if tally.committed <= before:
             return
-        names = member.member_names
+        names = [one.name for one in member.view.epoch.members]
         for seq in range(before + 1, tally.committed + 1):
             keys = [(name, tally.epoch, seq) for name in names]
             # It has finished it itself, and says so in no note where no link is up.
-            done = {self.done.get(key) for key in keys if key in self.done or key[0] != member.name}
-            if (life, seq) not in self.given_up and len(names) > 1 and (len(done) > 1 or None in done):
+            done = {key[0]: self.done.get(key) for key in keys if key in self.done or key[0] != member.name}
+            if (life, seq) not in self.given_up and len(names) > 1 and not self._equal(done):
                 raise Violation(f"{member.name} commits op {seq} of epoch {tally.epoch}; done are {names}: {done}")
             self._committed_in.setdefault((life, seq), set()).add(tally.epoch)
         newest = max(self.lives.values())
         if life < newest and life not in self._forgotten:
             raise Violation(f"{member.name} commits op {tally.committed} beside another group of that name (C8)")
         self.told_commit[life] = tally.committed
+
+    def _equal(self, done: dict[str, tuple[int, int] | None]) -> bool:
+        """Whether all have finished it: with the same result within a column, and with calls of one kind."""
+        found = {(shard_of(name), one) for name, one in done.items()}
+        columns = {shard for shard, _ in found}
+        prints = [one[1] for _, one in found if one is not None]
+        alike = all(same_kind(one or _UPDATE, prints[0] or _UPDATE) for one in prints)
+        return len(found) == len(columns) and alike and all(one is not None for _, one in found)
 
     def contributes_zeros(self, name: str, seq: int, grace: float) -> None:
         """R20: the daemon of *name* takes part for it: not before another has called it for so long."""
@@ -295,9 +309,12 @@ class Judge:
             raise Violation(f"{name} has a result of op {seq} without itself: {names}")
         if called.what.kind is Kind.update_membership:
             self.alone += not result.asked_master
-            self._update_ends(name, life, seq, (result.epoch, names))
+            self._update_ends(name, life, seq, (result.epoch, tuple(map(island_of, names))))
             return
-        heard = self.heard_void.get((life, seq), set()) & set(names)
+        islands = tuple(map(island_of, names))
+        all_shards = [f"{one}/{k}" for one in islands for k in range(self._world.shards)]
+        everyone = names if self._world.shards == 1 else all_shards
+        heard = self.heard_void.get((life, seq), set()) & set(everyone)
         if heard:
             raise Violation(f"{name} has a result of op {seq} over {names}, void for {heard}")
         if (name, result.epoch, seq) in self.flipped and (life, seq) in self._alone:
@@ -307,18 +324,22 @@ class Judge:
         if called.result_buffer != want:
             raise Violation(f"{name}: op {seq} over {names} is {called.result_buffer}, expected {want}")
         same = tuple(called.result_buffer) if called.what.kind in SAME_RESULT else ()
-        outcome = (names, result.epoch, same)
+        outcome = (islands, result.epoch, called.what.kind)
         known = self.outcomes.setdefault((life, seq), outcome)
-        if known != outcome:
-            raise Violation(f"op {seq} has two outcomes: {known}, and {outcome} for {name}")
-        for other in names:
+        known_same = self._values.setdefault((life, seq, shard_of(name)), same)
+        if known != outcome or known_same != same:
+            raise Violation(f"op {seq} has two outcomes: {known}, {known_same}, and {outcome}, {same} for {name}")
+        for other in everyone:
             error = self.refused.get((life, seq), {}).get(other)
             if error is not None:
                 raise Violation(f"op {seq} is committed with {other}, who was told {error}")
             theirs = self.posted.get((other, seq))
             if (other, seq) in self._covered:
                 continue  # nobody has seen what it calls
-            if theirs is not None and (_needs_all(called.what) or (other, seq) in self._results):
+            if theirs is not None and shard_of(other) != shard_of(name):
+                if theirs.what.kind is not called.what.kind and (other, seq) in self._results:
+                    raise Violation(f"op {seq}: {other} called {theirs.what}, {name} {called.what}")
+            elif theirs is not None and (_needs_all(called.what) or (other, seq) in self._results):
                 both = _plain(theirs), _plain(called)
                 if not (both[0] == both[1]):
                     raise Violation(f"op {seq}: {other} called {both[0]}, {name} {both[1]}")
@@ -358,7 +379,7 @@ class Judge:
         for (of_life, seq), known in self.updates.items():
             newest = max(known.values())
             for other, theirs in known.items():
-                goes_on = of_life == life and other in newest[1] and self.entered[other] >= newest[0]
+                goes_on = of_life == life and island_of(other) in newest[1] and self.entered[other] >= newest[0]
                 if goes_on and theirs != newest:
                     raise Violation(f"update {seq} ends in {theirs} for {other}, in {newest} for others")
 
@@ -367,6 +388,7 @@ class Judge:
         if what.kind in ROOTED and root not in names:
             raise Violation(f"op {seq}: the root {root} is not among {names}")
         me, source, indices = index_of(name), index_of(root or name), [index_of(one) for one in names]
+        value = partial(_value, shard=shard_of(name))
         mine = range(block(what, me))
         match what.kind:
             case Kind.all_reduce | Kind.reduce:
@@ -401,7 +423,7 @@ class Judge:
             life = self._life(name)
             self.refused.setdefault((life, seq), {})[name] = error
             outcome = self.outcomes.get((life, seq))
-            if not (outcome is None or name not in outcome[0]):
+            if not (outcome is None or island_of(name) not in outcome[0]):
                 raise Violation(f"{name} is told {error} for op {seq}, committed with it: {outcome}")
 
     def begins(self, member: Any, seq: int) -> None:

@@ -17,13 +17,13 @@ from tests.sim.lent import Lent
 from tests.sim.links import LinkHub
 from tests.sim.master import Master
 from wancoll.collective import Descriptor, Kind
-from wancoll.commit import close
+from wancoll.commit import close, own_tally, tally
 from wancoll.commit.own_tally import OwnTally
 from wancoll.commit.tally import Tally
 from wancoll.limits import WINDOW_FACTOR
+from wancoll.peer.core import collectives, outcomes
 from wancoll.peer.core import commands as cmd
 from wancoll.peer.core import member as core
-from wancoll.peer.core import outcomes
 from wancoll.peer.core.calls import ResolvedCall
 from wancoll.peer.core.collectives import Collectives
 from wancoll.peer.core.op import OpState
@@ -32,7 +32,7 @@ from wancoll.wire import messages as m
 from wancoll.wire.note import ROUND_BITS, NewRound, unpack
 from wancoll_master.core import counting, epochs, losses, ready, reserved
 from wancoll_master.core.liveness import blame
-from wancoll_master.core.state import State
+from wancoll_master.core.state import Group, State
 
 Planted = contextlib.AbstractContextManager[Any]  # while it is entered, the mistake is made
 
@@ -322,7 +322,7 @@ def believing_another_members_word() -> Planted:
     real = OwnTally.agreed
 
     def agreed(self: OwnTally, seq: int) -> Any:
-        return (0, 0) if self.committed < seq <= self.claimed else real(self, seq)
+        return {0: (0, 0)} if self.committed < seq <= self.claimed else real(self, seq)
 
     return patch.object(OwnTally, "agreed", agreed)
 
@@ -353,7 +353,7 @@ def a_vote_missing() -> Planted:
     def agreed(self: Tally, seq: int) -> Any:
         count = self.open.get(seq)
         enough = count is not None and not count.divergent and len(count.votes) >= max(1, len(self.voters) - 1)
-        return count.first if count is not None and enough else None
+        return dict(count.first) if count is not None and enough else None
 
     return patch.object(Tally, "agreed", agreed)
 
@@ -457,8 +457,8 @@ def a_void_counted_twice() -> Planted:
     """What follows it is taken for void, too."""
     real = Tally.__init__
 
-    def init(self: Tally, voters: Any, base: int, voids: Any, window: int) -> None:
-        real(self, voters, base, {*voids, *(seq + 1 for seq in voids)}, window)
+    def init(self: Tally, voters: Any, base: int, voids: Any, *rest: Any) -> None:
+        real(self, voters, base, {*voids, *(seq + 1 for seq in voids)}, *rest)
 
     return patch.object(Tally, "__init__", init)
 
@@ -518,3 +518,89 @@ def taking_over_in_another_order() -> Planted:
         return real(self, [one._replace(call=call) for one, call in swapped], calls, claims, decide=decide)
 
     return patch.object(Collectives, "take_over", take_over)
+
+
+# ---- islands of several shards ------------------------------------------------------------------------
+
+
+def a_commit_with_a_column_missing() -> Planted:
+    """The votes of the first column are enough."""
+    real = Tally.agreed
+
+    def agreed(self: Tally, seq: int) -> Any:
+        first = frozenset(mid for mid in self.voters if not self.columns.get(mid, 0))
+        with patch.object(self, "voters", first):
+            count = self.open.get(seq)
+            return real(self, seq) if count is not None and first <= count.votes.keys() else None
+
+    return patch.object(Tally, "agreed", agreed)
+
+
+def results_compared_between_columns() -> Planted:
+    real = Tally.__init__
+
+    def init(self: Tally, voters: Any, base: int, voids: Any, window: int, columns: Any = None) -> None:
+        real(self, voters, base, voids, window)
+
+    return patch.object(Tally, "__init__", init)
+
+
+def results_compared_with_nobody() -> Planted:
+    real = Tally.__init__
+
+    def init(self: Tally, voters: Any, base: int, voids: Any, window: int, columns: Any = None) -> None:
+        real(self, voters, base, voids, window, {mid: mid for mid in columns or ()})
+
+    return patch.object(Tally, "__init__", init)
+
+
+@contextlib.contextmanager
+def columns_that_call_what_they_like() -> Iterator[None]:
+    """Kinds of calls are not compared between columns."""
+
+    def alike(one: int, other: int) -> bool:
+        return True
+
+    with patch.object(tally, "same_kind", alike), patch.object(own_tally, "same_kind", alike):
+        yield
+
+
+def half_an_island_admitted() -> Planted:
+    real = Group.whole
+    return patch.object(
+        Group, "whole", lambda self, members: list(members) if not self.members else real(self, members)
+    )
+
+
+def the_rest_of_an_island_goes_on() -> Planted:
+    """After one of its members was lost."""
+    return patch.object(Group, "mates", lambda self, member: [])
+
+
+def the_rest_of_an_island_comes_back() -> Planted:
+    """After a restart of the master to which not all of it report."""
+    real = Group.whole
+    return patch.object(
+        Group, "whole", lambda self, members: members if members is self.members else real(self, members)
+    )
+
+
+def reports_counted_over_all_columns() -> Planted:
+    real = close.word
+    return patch.object(close, "word", lambda report, column, **more: real(report, 0, **more))
+
+
+def votes_of_a_later_epoch_dropped() -> Planted:
+    """Another column may have finished an operation of an epoch that this member is yet to hear of."""
+    real = Collectives._keep_ahead
+
+    def keep(self: Collectives, sender: int, note: Any) -> None:
+        if isinstance(note, NewRound):
+            real(self, sender, note)
+
+    return patch.object(Collectives, "_keep_ahead", keep)
+
+
+def empty_shards_collected_by_the_master() -> Planted:
+    """While members collect the votes of other columns for the same call."""
+    return patch.object(collectives, "PROVING", frozenset())

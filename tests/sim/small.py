@@ -199,7 +199,8 @@ class SmallWorld:
             case "note":
                 sender, receiver = peer.core, self.peers[where[1]]
                 note = self.notes[sender.name, receiver.core.name].popleft()
-                self._run(receiver, receiver.core.noted(sender.mid, note))
+                if receiver.core.view is not None:
+                    self._run(receiver, receiver.core.noted(sender.mid, note))
             case "cut":
                 self.faults["cut"] -= 1
                 self._cut(peer, self.peers[where[1]])

@@ -27,15 +27,17 @@ QUICK, SOME, MORE = 60, 250, 3000  # worlds of `make test`, of `make check` besi
 HELD = 'import sys; from tests.sim.test_sim import trace; print(*map(trace, map(int, sys.argv[1:])), sep="\\n")'
 
 
-def explore(first: int, stop: int, voters: int = 0) -> None:
+def explore(first: int, stop: int, voters: int = 0, shards: int = 1) -> None:
     beside = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))  # that have tests of their own
     with ProcessPoolExecutor(max(1, (os.cpu_count() or 1) // beside)) as pool:
         found = [
             (seed, why)
-            for seed, why, *_ in pool.map(partial(attempt, voters=voters), range(first, stop), chunksize=8)
+            for seed, why, *_ in pool.map(
+                partial(attempt, voters=voters, shards=shards), range(first, stop), chunksize=8
+            )
             if why
         ]
-    replay = f"replay with: python -m tests.sim --voters {voters} --seed"
+    replay = f"replay with: python -m tests.sim --voters {voters} --shards {shards} --seed"
     told = "\n".join(f"seed {seed}: {why}\n  {replay} {seed}" for seed, why in found[:5])
     assert not found, f"{len(found)} of {stop - first} worlds failed\n{told}"
 
@@ -73,6 +75,28 @@ def test_more_worlds_where_members_commit() -> None:
 @pytest.mark.timeout(3600)
 def test_many_worlds_where_members_commit() -> None:
     explore(200_000, 220_000, 32)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("voters", [0, 32])
+def test_worlds_of_islands(voters: int) -> None:
+    explore(0, 8, voters, 2)
+
+
+@pytest.mark.check
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("voters", [0, 32])
+def test_more_worlds_of_islands(voters: int) -> None:
+    explore(8, 30, voters, 2)
+    explore(0, 20, voters, 3)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("voters", [0, 32])
+def test_many_worlds_of_islands(voters: int) -> None:
+    explore(300_000, 307_000, voters, 2)
+    explore(310_000, 313_000, voters, 3)
 
 
 @pytest.mark.check
@@ -191,6 +215,28 @@ def test_every_mistake_can_be_planted_and_some_test_looks_for_it() -> None:
             pass
 
 
+# The same for islands of three shards.
+SHOWS_IN_ISLANDS: dict[str, tuple[str, ...] | None] = {
+    "a_commit_with_a_column_missing": None,
+    "results_compared_between_columns": None,
+    "results_compared_with_nobody": ("flip",),
+    "columns_that_call_what_they_like": ("differ",),
+    "half_an_island_admitted": None,
+    "the_rest_of_an_island_goes_on": None,
+    "the_rest_of_an_island_comes_back": ("kill_master", "kill_client"),
+    "reports_counted_over_all_columns": ("kill_master",),
+    "empty_shards_collected_by_the_master": None,
+}
+
+
+@pytest.mark.check
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", SHOWS_IN_ISLANDS)
+def test_mistakes_of_islands_are_found(name: str) -> None:
+    with getattr(mistakes, name)():
+        assert any(_fails(seed, SHOWS_IN_ISLANDS[name], 3) for seed in range(100))
+
+
 @pytest.mark.nightly
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", SHOWS)
@@ -200,9 +246,9 @@ def test_mistakes_where_members_commit_are_found(name: str) -> None:
         assert any(_fails(seed, SHOWS[name]) for seed in range(1000))
 
 
-def _fails(seed: int, faults: tuple[str, ...] | None) -> bool:
+def _fails(seed: int, faults: tuple[str, ...] | None, shards: int = 1) -> bool:
     try:
-        World(seed, faults=faults, voters=32).run()
+        World(seed, faults=faults, voters=32, shards=shards).run()
     except (Violation, AssertionError):
         return True
     return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from itertools import permutations
 from math import inf
 from random import Random
@@ -45,6 +46,7 @@ class World:
         faults: instead of those that the seed draws.
         graces: seconds that some calls have, instead of those that the seed draws; (): all wait for whoever is late.
         voters: as in Limits; 0: the master collects all votes.
+        shards: of each island.
     """
 
     group = "g"
@@ -56,10 +58,16 @@ class World:
         faults: tuple[str, ...] | None = None,
         graces: tuple[float, ...] | None = None,
         voters: int = 0,
+        shards: int = 1,
     ) -> None:
-        self.seed, self._trace = seed, trace
+        self.seed, self._trace, self.shards = seed, trace, shards
         self.random = Random(seed)
         self.odd = odds.draw(self.random, calm=faults)
+        if shards > 1:
+            start = min(self.odd.start_world, 4)
+            clients, least = min(self.odd.clients, 4), min(self.odd.min_world, start)
+            self.odd = dataclasses.replace(self.odd, clients=clients, start_world=start, min_world=least)
+            graces = ()
         self.sums = voters and seed % 4 == 3
         self.lends = bool(voters) and seed % 2 == 0  # members are lent to their engines, whose law is the one in C
         if self.sums:
@@ -72,6 +80,7 @@ class World:
         self._late = Random(seed + 4)
         self._copies = Random(seed + 5)
         self._options = Random(seed + 6)
+        self._islands = Random(seed + 8)
         drawn = self._late.choice(((), (0.05,), (0.05, 0.5)))
         self.graces: tuple[float, ...] = () if self.sums else drawn if graces is None else graces
         self.judge = Judge(self)
@@ -84,6 +93,8 @@ class World:
         self._put_up_walls(Random(seed + 7))
         self.clients: list[Client] = []
         self.clients_started = 0
+        self._arriving: Counter[int] = Counter()  # by island: shards of it that have yet to come
+        self._replaced: set[int] = set()  # islands that were lost, and others follow
         self.blamed: set[str] = set()  # daemons that a fault may have evicted
         self.inflicted: list[str] = []
         self.differs: dict[tuple[str, int], int] = {}
@@ -142,6 +153,8 @@ class World:
         what = self._programs.get(seq)
         if what is None:
             what = self._programs[seq] = self._draw_call(seq)
+        if client.shard and what.count:
+            what = replace(what, count=max(0, what.count - client.shard))  # empty in some columns
         if (client.name, seq) in self.differs and not self.healed:
             return (sum_op(9, "auto", "retry"), Descriptor(Kind.update_membership), Descriptor(Kind.barrier))[
                 self.differs[client.name, seq]
@@ -329,12 +342,29 @@ class World:
 
     def start_client(self, daemon: Daemon | None = None) -> None:
         living = [one for one in self.daemons if one.alive and not one.asleep]
-        if not living or len([one for one in self.clients if one.alive]) >= 8:
+        if not living or len({one.index for one in self.clients if one.alive}) >= (8 if self.shards == 1 else 5):
             return
         if daemon is None or not daemon.alive:
             daemon = self.random.choice(living)
-        client = Client(self, self.clients_started, daemon)
+        index = self.clients_started
         self.clients_started += 1
+        self._attach(index, 0, daemon)
+        for shard in range(1, self.shards):
+            self._arriving[index] += 1
+            late = self._islands.choice((0.0, 0.01, 0.3, 0.3, 0.3, 4.0)) * self._islands.random()
+            beside = daemon if self._islands.random() < 0.5 else None
+            self.later(late, partial(self._arrive, index, shard, beside))
+
+    def _arrive(self, index: int, shard: int, daemon: Daemon | None) -> None:
+        """Another shard of an island comes, if that is still there."""
+        self._arriving[index] -= 1
+        living = [one for one in self.daemons if one.alive and not one.asleep]
+        if index in self._replaced or not living or not any(one.index == index for one in self.clients if one.alive):
+            return
+        self._attach(index, shard, daemon if daemon in living else self._islands.choice(living))
+
+    def _attach(self, index: int, shard: int, daemon: Daemon) -> None:
+        client = Client(self, index, daemon, shard)
         self.note(client.name, f"attaches to {daemon.name}")
         self.clients = [one for one in self.clients if one.alive]
         self.clients.append(client)
@@ -344,14 +374,29 @@ class World:
         self.note(client.name, f"is over: {error}")
         client.alive = False
         client.daemon.run(lambda: client.session.end("the client closed the connection"))
-        self.later(self._pace.uniform(0.0, 0.5), self.start_client)
+        self._follow(client, self._pace.uniform(0.0, 0.5))
 
     def client_dies(self, client: Client) -> None:
         self.blame(client.daemon.name)
         self.note(client.name, "dies")
         client.die()
-        if self._pace.random() < 0.7:
-            self.later(self._pace.uniform(0.0, 2.0), self.start_client)
+        if self._pace.random() < 0.7 or self.shards > 1:
+            self._follow(client, self._pace.uniform(0.0, 2.0))
+
+    def _follow(self, client: Client, delay: float) -> None:
+        """Another one comes after it, with an island of its own."""
+        if client.index not in self._replaced:
+            self.later(delay, self.start_client)
+        if self.shards > 1:
+            self._replaced.add(client.index)
+            self.later(delay, lambda: self._clear(client.index))
+
+    def _clear(self, index: int) -> None:
+        """What is left of an island that never was admitted gives up; a member hears that it is out."""
+        for one in self.clients:
+            if one.index == index and one.alive and not one.next_seq:
+                self.blame(one.daemon.name)
+                one.die()
 
     def blame(self, name: str) -> None:
         self.blamed.add(name)
@@ -515,7 +560,11 @@ class World:
 
     def _fill_up(self) -> None:
         """Start clients until there are enough; where no daemon lives the next round does."""
-        alive = len([client for client in self.clients if client.alive])
+        there = Counter(client.index for client in self.clients if client.alive)
+        for index in [index for index, count in there.items() if count + self._arriving[index] < self.shards]:
+            self._replaced.add(index)
+            self._clear(index)
+        alive = len(set(there) - self._replaced)
         for _ in range(alive, max(self.odd.start_world, self.odd.min_world, 2)):
             self.start_client()
 

@@ -70,10 +70,10 @@ def in_turn(members: list[Any], call: Callable[[int], Any]) -> list[Any]:
 
 
 @pytest.mark.check  # the first use of DTensor costs seconds
-def test_parameters_that_stand_for_others_are_refused(cluster: Cluster) -> None:
-    """A DTensor has no memory of its own: it was read at address 0."""
+def test_of_a_dtensor_this_ranks_part_is_taken(cluster: Cluster) -> None:
+    """A DTensor has no memory of its own: it was read at address 0. A sum that is pending is refused."""
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor import DTensor, Partial
 
     from wancoll.torch import ElasticDataParallel
 
@@ -82,15 +82,18 @@ def test_parameters_that_stand_for_others_are_refused(cluster: Cluster) -> None:
         module = torch.nn.Linear(2, 2)
         whole = DTensor.from_local(torch.ones(2, 2), init_device_mesh("cpu", (1,)))
         module.weight = torch.nn.Parameter(whole)
-        with refused("DiLoCo(parameters)", "DTensor", "tensor.to_local()"):
-            DiLoCo(module.parameters(), every=2)
+        assert DiLoCo(module.parameters(), every=2).outer[0].numel() == 6
+        pending = DTensor.from_local(torch.ones(2, 2), whole.device_mesh, [Partial()])
         with cluster.connect(0, group=f"g{next(NAMES)}", name="m0", start_world=1) as comm:
             for call in (comm.all_reduce, comm.broadcast, lambda x: comm.all_reduce_many([x])):
                 with refused("DTensor", "tensor.to_local()"):
-                    call(whole)
+                    call(pending)
+                whole.to_local().fill_(3)
+                call(whole)
+                assert whole.to_local().tolist() == [[3, 3], [3, 3]]
+            assert comm.all_reduce(whole).out is whole
             with refused("ElasticDataParallel(module): a parameter", "DTensor", "tensor.to_local()"):
                 ElasticDataParallel(module, comm)
-            assert comm.all_reduce(whole.to_local()).out.tolist() == [[1, 1], [1, 1]]
     finally:
         torch.distributed.destroy_process_group()
 

@@ -8,7 +8,7 @@ have to tell two cases apart: a call that blocks gives a Receipt, one with async
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self, SupportsIndex, TypeAlias, TypedDict, Unpack, overload
 
@@ -47,7 +47,7 @@ from wancoll.client.syncing.sync_state import SyncWork
 from wancoll.client.syncing.things import things_of
 from wancoll.client.work import Work
 from wancoll.collective import ROOTED, Descriptor, DType, Kind, Receipt
-from wancoll.errors import ConfigError
+from wancoll.errors import ConfigError, WancollError
 from wancoll.sync.receipt import SyncReceipt
 from wancoll.sync.strategy import MAJORITY, SEND_ONLY, STRATEGIES
 
@@ -168,6 +168,14 @@ class Communicator:
     def members(self) -> tuple[str, ...]:
         """Names of the current epoch's members, in rank order."""
         return tuple(self._connection.place.members)
+
+    def on_island_lost(self, hook: Callable[[WancollError], object]) -> None:
+        """Call *hook* when this member is out, of an island of several shards: also while it sits in another library.
+
+        It is called once, in a thread, with the error that the next call raises here. It replaces the hook before.
+        """
+        if self._connection.shards > 1:
+            self._connection.watch(hook)
 
     @property
     def pending(self) -> tuple[Work, ...]:
@@ -968,6 +976,11 @@ class _Call:
         """
         either = source or target
         assert either is not None
+        if grace and self._connection.shards > 1:
+            raise ConfigError(
+                "islands of several shards wait for each other", who=f"{self.name}(grace=...)", expected="grace=None",
+                got=f"{grace:g} s, in islands of {self._connection.shards} shards",
+            )  # fmt: skip
         descriptor = Descriptor(
             self._kind, either.dtype, self.op, count, counts, self.root, coding.codec, self._algorithm,
             self._on_failure, coding.rounding, coding.seed, grace, self._connection.label,

@@ -30,6 +30,7 @@ from wancoll.net.unix import check_owner, connect_local, is_served
 from wancoll.trust.token import parse
 from wancoll.wire import messages as m
 from wancoll.wire.framing import HEADER_BYTES, body_length, decode_body, encode
+from wancoll.wire.islands import member_name
 
 log = logging.getLogger("wancoll")  # warnings reach stderr where nobody has configured logging
 
@@ -54,6 +55,9 @@ class Connecting(TypedDict, total=False):
     token: str | None
     timeout: float | None
     call_timeout: float | None
+    island: str
+    shard: int
+    shards: int
     lanes: int | None
     peer_options: Sequence[str]
 
@@ -69,6 +73,9 @@ def connect(
     token: str | None = None,
     timeout: float | None = None,
     call_timeout: float | None = None,
+    island: str = "",
+    shard: int = 0,
+    shards: int = 1,
     lanes: int | None = None,
     peer_options: Sequence[str] = (),
 ) -> Communicator:
@@ -79,8 +86,8 @@ def connect(
 
     Args:
         group: its name. Members of a group reduce together.
-        start_world: members that make the first epoch; default: min_world. All members must state the same.
-        min_world: members that operations need. All members must state the same.
+        start_world: members, or islands, that make the first epoch; default: min_world. All must state the same.
+        min_world: members, or islands, that operations need. All members must state the same.
         name: this member's, unique in its group; empty: made from the daemon's.
         socket: path of the daemon's unix socket. Default: $WANCOLL_SOCKET, else the path that `wancoll peer` uses by
             default. Where WANCOLL_SOCKET is not set, no daemon answers at that path, and $WANCOLL_MASTER or
@@ -94,6 +101,11 @@ def connect(
         call_timeout: seconds after which a member is evicted (Evicted) that has not called what another member has
             called, though it waits in no operation; None: what `wancoll master --call-timeout` says, where the default
             is never. All members must state the same.
+        island: name of an island, whose *shards* members hold one shard of a model each, and are admitted and lost
+            together; in place of *name*. Calls reduce over the members with the same *shard*; rank and world_size
+            count islands.
+        shard: which one this member holds, from 0.
+        shards: how many each island of the group has.
         lanes: TCP connections to each other peer, of a private daemon.
         peer_options: a list of more options of `wancoll peer`, of a private daemon.
 
@@ -104,7 +116,8 @@ def connect(
         TimeoutError: the group did not start, or did not admit this joiner, within *timeout*.
         WancollError: refused, or no master.
     """
-    attach = attachment(group, name, start_world, min_world, call_timeout)
+    name = _island_member(name, island, shard, shards)
+    attach = attachment(group, name, start_world, min_world, call_timeout, shards)
     check_seconds("connect", "timeout", timeout)
     deadline = deadline_after(timeout)
     way = _where(socket, master, token)
@@ -130,8 +143,19 @@ def connect(
     return comm
 
 
+def _island_member(name: str, island: Any, shard: Any, shards: Any) -> str:
+    """The name of a member of an island, with its shard. Raises ConfigError: they do not fit together."""
+    whole_number("connect", "shards", shards, 1, DEFAULT.group_members)
+    whole_number("connect", "shard", shard, 0, shards - 1)
+    if bool(island) and name:
+        raise ConfigError("name and island exclude each other", who="connect", got="both")
+    if shards > 1 and not island:
+        raise ConfigError("shards are of an island", who="connect", expected="its name, island=", got="none")
+    return member_name(island, shard, shards) if isinstance(island, str) and island else island or name
+
+
 def attachment(
-    group: str, name: str, start_world: int | None, min_world: int, call_timeout: float | None = None
+    group: str, name: str, start_world: int | None, min_world: int, call_timeout: float | None = None, shards: int = 1
 ) -> m.Attach:
     """What is said to the daemon. Raises ConfigError: an argument of connect() that cannot be used."""
     start_world = min_world if start_world is None else start_world
@@ -140,14 +164,14 @@ def attachment(
         if not isinstance(text, str) or not shortest <= len(text) <= DEFAULT.name_chars or not text.isprintable():
             raise refused("connect", what, text, f"{shortest} to {DEFAULT.name_chars} printable characters")
     min_world = whole_number("connect", "min_world", min_world, 1, DEFAULT.group_members)
-    start_world = whole_number("connect", "start_world", start_world, 1, DEFAULT.group_members)
+    start_world = whole_number("connect", "start_world", start_world, 1, DEFAULT.group_members // shards)
     if start_world < min_world:
         raise ConfigError(
             "a group cannot start below min_world", who="connect(start_world=...)",
             expected=f"at least min_world, {min_world}", got=str(start_world),
         )  # fmt: skip
     check_seconds("connect", "call_timeout", call_timeout, zero=False, most=1e9, none="for the master's setting")
-    return m.Attach(PROTOCOL_VERSION, group, name, start_world, min_world, os.getpid(), call_timeout or 0.0)
+    return m.Attach(PROTOCOL_VERSION, group, name, start_world, min_world, os.getpid(), call_timeout or 0.0, shards)
 
 
 def join(
@@ -299,7 +323,7 @@ def _attach(path: str, attach: m.Attach, private: PrivateDaemon | None, timeout:
             )
         sock.setblocking(True)
         channel = Channel(sock, who, DEFAULT.message_bytes, CallRing(fds, who))
-        return Connection(attach.group, channel, Arena(fds, size), private)
+        return Connection(attach.group, channel, Arena(fds, size), private, attach.shards)
     except BaseException:
         sock.close()
         close_all(fds or _descriptors(came))

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from wancoll.client.channel import Channel
 from wancoll.client.checks import check_seconds
 from wancoll.client.cuda.staging import Staging
+from wancoll.client.island import Watch
 from wancoll.client.memory.arena import Arena
 from wancoll.client.memory.placement import Placement
 from wancoll.client.private import PrivateDaemon
@@ -52,9 +53,12 @@ class Connection:
     place: m.EpochInfo  # in the group: rank and members of the current epoch
     label = ""  # of every call's descriptor
     ahead = False  # of every recv: as Post has it
+    closed = False  # by this process
 
-    def __init__(self, group: str, channel: Channel, arena: Arena, private: PrivateDaemon | None) -> None:
-        self.group, self.arena = group, arena
+    def __init__(
+        self, group: str, channel: Channel, arena: Arena, private: PrivateDaemon | None, shards: int = 1
+    ) -> None:
+        self.group, self.arena, self.shards = group, arena, shards
         self.staging = Staging(arena)
         self._channel, self._private = channel, private
         self._pid = os.getpid()
@@ -69,6 +73,7 @@ class Connection:
         self._turn = threading.Lock()
         self._reading = False  # some thread reads the socket; becomes true under _turn
         self._followers: list[threading.Lock] = []  # of threads that wait for it; guarded by _turn
+        self._watch: Watch | None = None
 
     @property
     def pending(self) -> tuple[Work, ...]:
@@ -353,6 +358,7 @@ class Connection:
         """Detach, end what is pending as OutcomeUnknown, stop a private daemon. Safe to call again."""
         if os.getpid() != self._pid:
             return
+        self.closed = True  # first: the daemon closes, too
         with contextlib.suppress(OSError):  # full or gone: closing says the same
             self._channel.send(encode(m.Detach()), [])
         self._over = self._over or as_failure(_closed(self.group))
@@ -383,6 +389,20 @@ class Connection:
             work.finish(cut_off(self._over, work.id, work.descriptor.kind))
             self._pending.pop(work.id, None)
 
+    def watch(self, hook: Callable[[WancollError], object]) -> None:
+        """Call *hook* from a thread when this connection ends but by close()."""
+        if self._watch is not None:
+            self._watch.close()
+        self._watch = Watch(self._channel.socket, self.ended, hook)
+
+    def ended(self) -> WancollError | None:
+        """Why the daemon has closed the connection; None: it has not, or this process has."""
+        if self.closed:
+            return None
+        while self._over is None:
+            self._step(None, _LOOK_SECONDS)
+        return rebuild(self._over)
+
     def check_usable(self) -> None:
         """Raise why this connection cannot be used, if so."""
         self._check_process()
@@ -402,6 +422,8 @@ class Connection:
     def disown(self) -> None:
         """In a forked child: let go of everything, so that the parent's end is seen even while the child lives."""
         self._channel.close()
+        if self._watch is not None:
+            self._watch.close()
         self.staging.disown()
         self.arena.disown()
 

@@ -14,8 +14,9 @@ everyone has called it. So votes are for operations near what is committed here,
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
+from wancoll.collective import same_kind
 from wancoll.commit.tally import Result, Tally
 from wancoll.errors import ProtocolError
 from wancoll.wire.messages import Vote
@@ -30,12 +31,14 @@ class OwnTally(Tally):
         base: up to here all is committed.
         voids: seqs that are void in this epoch.
         window: operations above the last commit that one member can have finished.
+        columns: as in Tally.
     """
 
     def __init__(
-        self, head: tuple[str, int, int], others: frozenset[int], base: int, voids: Collection[int], window: int
-    ) -> None:
-        super().__init__((*others, head[1]), base, voids, window)
+        self, head: tuple[str, int, int], others: frozenset[int], base: int, voids: Collection[int], window: int,
+        columns: Mapping[int, int] | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__((*others, head[1]), base, voids, window, columns)
         self.head, self.others = head, others
         self._last = base  # the highest seq that was finished here, or that the master was told of
 
@@ -48,11 +51,6 @@ class OwnTally(Tally):
     def waits(self) -> bool:
         """Whether something was finished here of which the others have to hear."""
         return any(self.head[1] in count.votes for count in self.open.values())
-
-    def is_divergent(self, seq: int) -> bool:
-        """Whether this member has voted for *seq*, and somebody with another result."""
-        count = self.open.get(seq)
-        return count is not None and count.divergent and self.head[1] in count.votes
 
     def finish(self, seq: int, result: Result) -> Vote:
         """*seq* is finished here; returns the vote that everyone is to hear."""
@@ -98,10 +96,20 @@ class OwnTally(Tally):
         """What is committed here, and no more."""
         return Vote(*self.head, committed=self.committed)
 
-    def differing(self, seq: int) -> list[tuple[int, Result]]:
-        """The members whose result of *seq* differs from this member's, with it."""
-        votes = self.open[seq].votes
-        return [(mid, result) for mid, result in sorted(votes.items()) if result != votes[self.head[1]]]
+    def differing(self, seq: int, own: Result) -> list[tuple[int, Result]]:
+        """The members that have voted for *seq* with what does not go with this member's *own* result, and with what.
+
+        In its column that is another result, elsewhere a call of another kind.
+        """
+        count, column = self.open.get(seq), self.columns.get(self.head[1], 0)
+        if count is None or (self.head[1] in count.votes and not count.divergent):
+            return []
+        votes = [(mid, result, self.columns.get(mid, 0) == column) for mid, result in sorted(count.votes.items())]
+        return [
+            (mid, result)
+            for mid, result, near in votes
+            if (result != own if near else not same_kind(result[1], own[1]))
+        ]
 
     def unheard(self, seq: int) -> frozenset[int]:
         """The members that have not said that *seq* is finished there."""

@@ -6,9 +6,12 @@ or void. Members that collect votes keep a tally each, and vote in it themselves
 all. What somebody *claims*, "all is committed up to N", is no vote: it passes on the word of the master for the
 operations that only the master collects, and says whom to ask.
 
+Where islands have several shards it still takes the votes of all. Results are compared within a column
+(wancoll/wire/islands.py), and kinds of calls between columns.
+
     an operation is   from                                         until
     open              the first vote for it                        all have voted, equally, and all below is settled
-    divergent         two votes differ                             never: the epoch ends
+    divergent         two votes of a column differ, or two kinds   never: the epoch ends
     collected         collect(): the master counts the votes       the master commits it, or a claim passes that on
     committed         prefix() came to it, and advance()           forgotten
 
@@ -21,10 +24,10 @@ Memory: at most *window* open votes of each voter; a vote beyond is nonsense.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-from wancoll.collective import Descriptor, Kind
+from wancoll.collective import Descriptor, Kind, same_kind
 from wancoll.errors import ProtocolError
 
 Result = tuple[int, int]  # digest, fingerprint
@@ -36,19 +39,18 @@ class Count:
     """The votes for one operation.
 
     Args:
-        first: the first vote's result.
-        since: when that came; seconds on its tally's clock.
+        since: when the first came; seconds on its tally's clock.
     """
 
-    first: Result
     since: float
+    first: dict[int, Result] = field(default_factory=dict)  # by column: the result of its first vote
     votes: dict[int, Result] = field(default_factory=dict)  # by voter
     divergent: bool = False
 
     @property
     def update(self) -> bool:
         """Whether it is an update_membership."""
-        return self.first[1] == UPDATE[1]
+        return UPDATE in self.first.values()
 
 
 class Tally:
@@ -59,10 +61,18 @@ class Tally:
         base: up to here all is committed.
         voids: seqs that are void in this epoch.
         window: open votes that one voter can have.
+        columns: by voter, where islands have several shards.
     """
 
-    def __init__(self, voters: Collection[int], base: int, voids: Collection[int], window: int) -> None:
-        self.voters = frozenset(voters)
+    def __init__(
+        self,
+        voters: Collection[int],
+        base: int,
+        voids: Collection[int],
+        window: int,
+        columns: Mapping[int, int] | None = None,
+    ) -> None:
+        self.voters, self.columns = frozenset(voters), columns or {}
         self.committed = base
         self.voids = frozenset(voids)
         self.frozen = False
@@ -100,13 +110,21 @@ class Tally:
                 "says that it has finished what it cannot have", who=f"member {voter}",
                 expected=f"at most {self._window} operations above {self.committed}", got=f"operation {seq}",
             )  # fmt: skip
+        alike = self.alike(voter, seq, result[1])
         if count is None:
-            count = self.open[seq] = Count(result, now)
-        elif result != count.first:
+            count = self.open[seq] = Count(now)
+        if count.first.setdefault(self.columns.get(voter, 0), result) != result or not alike:
             count.divergent = True
         count.votes[voter] = result
         self._votes_of[voter] += 1
         return True
+
+    def alike(self, voter: int, seq: int, fingerprint: int) -> bool:
+        """Whether a call of *voter* fits what others have voted for: the same in its column, of one kind elsewhere."""
+        first, column = self.open[seq].first if seq in self.open else {}, self.columns.get(voter, 0)
+        if column in first:
+            return first[column][1] == fingerprint
+        return all(same_kind(called, fingerprint) for _, called in first.values())
 
     def claim(self, voter: int, upto: int) -> None:
         """*voter* says that all is committed up to there."""
@@ -135,8 +153,8 @@ class Tally:
             upto = seq
         return upto
 
-    def agreed(self, seq: int) -> Result | None:
-        """The result for which all voters have voted; None: not all have, or votes differ."""
+    def agreed(self, seq: int) -> dict[int, Result] | None:
+        """The results, by column, for which all voters have voted; None: not all have, or votes differ."""
         count = self.open.get(seq)
         if count is None or count.divergent or len(count.votes) < len(self.voters):
             return None

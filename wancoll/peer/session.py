@@ -146,6 +146,7 @@ class Session:
             first_engine_id,
             daemon.config.limits,
             attach.call_timeout,
+            attach.shards,
         )
         if self.trainer.unseen:
             why = self.trainer.unseen
@@ -345,10 +346,12 @@ class Session:
         Held back: what the members do not commit, what the master is told of each time, and what rounds by its seq.
         """
         view, call, resolved = self.peek.view, op.call, op.resolved
-        if op.p2p or view is None or resolved is None or not view.votes or call.world is not view.world:
+        if op.p2p or view is None or resolved is None or not view.votes or view.epoch.shards > 1:
+            return 0
+        if call.world is not view.world:
             return 0
         odd = call.posted.grace or call.posted.rounding == "stochastic" or any(call.ends)
-        if odd or op.zeros or not resolved.proves_all or not 2 <= len(view.world.mids) <= VOTERS + 1:
+        if odd or op.zeros or not resolved.proves_all or not 2 <= len(view.columns) <= VOTERS + 1:
             return 0
         number = self._offered.get(call, 0)
         if not number and len(self._offered) < PREPARED:
@@ -519,6 +522,8 @@ class Session:
             self._behind.append(message)
         else:
             self._stream.send(encode(message))
+        if isinstance(message, m.Failure) and not message.id and self.peek.shards > 1:
+            self._stream.end()  # its client may wait for that (wancoll/client/island.py)
 
     async def _hand_over(self) -> None:
         """Task: copy results of ops that this daemon took part in to where the client wants them, then tell it.

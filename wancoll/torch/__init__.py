@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from wancoll.torch.backend.process_group import WancollProcessGroup
     from wancoll.torch.training.diloco import DiLoCo, OuterStep
     from wancoll.torch.training.elastic import ElasticDataParallel, StepReceipt, all_reduce_gradients
+    from wancoll.torch.training.islands import islands
     from wancoll.torch.training.sampler import ElasticSampler
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "StepReceipt",
     "WancollProcessGroup",
     "all_reduce_gradients",
+    "islands",
 ]
 
 # Imported at first use.
@@ -36,6 +38,7 @@ _LAZY = {
     "StepReceipt": "wancoll.torch.training.elastic",
     "WancollProcessGroup": "wancoll.torch.backend.process_group",
     "all_reduce_gradients": "wancoll.torch.training.elastic",
+    "islands": "wancoll.torch.training.islands",
 }
 
 

@@ -50,8 +50,9 @@ def change(base: m.Epoch, epoch: m.Epoch) -> m.EpochChange | None:
         passed=epoch.passed,
         goodbyes=epoch.goodbyes,
     )
-    kept = (base.group, base.key, base.min_world) == (epoch.group, epoch.key, epoch.min_world)
-    return found if kept and voids == epoch.voids[: len(voids)] and len(now) == len(epoch.members) else None
+    numbers = [(each.group, each.key, each.min_world, each.shards) for each in (base, epoch)]
+    kept = numbers[0] == numbers[1] and len(now) == len(epoch.members)
+    return found if kept and voids == epoch.voids[: len(voids)] else None
 
 
 def applied(base: m.Epoch, told: m.EpochChange) -> m.Epoch:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from itertools import zip_longest
 from math import inf
 
+from wancoll.collective import same_kind
 from wancoll.commit.tally import UPDATE
 from wancoll.errors import ProtocolError
 from wancoll.limits import WINDOW_FACTOR
@@ -57,7 +58,7 @@ def vote(step: Step, member: Member, message: m.Vote) -> None:
     count = tally.open.get(seq)
     if count is None:
         check_window(step, member, seq)
-    elif count.first[1] != message.fingerprint:
+    elif not tally.alike(member.mid, seq, message.fingerprint):
         ask_calls(step, group, seq)
         return
     if update and result != UPDATE:
@@ -170,10 +171,11 @@ def check_window(step: Step, member: Member, seq: int) -> None:
 
 
 def _digests_differ(step: Step, group: Group, seq: int) -> None:
-    by_digest: dict[int, list[Member]] = {}
+    by_digest: dict[tuple[int, int], list[Member]] = {}
     for member in group.members:
-        by_digest.setdefault(group.current.tally.open[seq].votes[member.mid][0], []).append(member)
-    told = "; ".join(f"{digest:016x} on {names(members)}" for digest, members in by_digest.items())
+        digest = group.current.tally.open[seq].votes[member.mid][0]
+        by_digest.setdefault((member.shard, digest), []).append(member)
+    told = "; ".join(f"{digest:016x} on {names(members)}" for (_, digest), members in by_digest.items())
     _try_again(step, group, seq, "digest", clip(f"results of operation {seq} differ: {told}"))
 
 
@@ -215,7 +217,7 @@ def mismatch(step: Step, member: Member, message: m.Mismatch) -> None:
     asking = group.current.asking
     if asking is not None and asking.seq == seq:
         asking.calls[member.mid] = clip(message.call, _CALL_CHARS)
-        asking.fingerprints.add(message.fingerprint)
+        asking.fingerprints[member.mid] = message.fingerprint
         if len(asking.calls) == len(group.members):
             conclude_asking(step, group)
 
@@ -246,8 +248,9 @@ def conclude_asking(step: Step, group: Group) -> None:
     asking = group.current.asking
     if asking is None:
         return
-    alike = len(asking.fingerprints) == 1 and len(set(asking.calls.values())) == 1
-    if alike and len(asking.calls) == len(group.members):
+    called = {(one.shard, asking.calls.get(one.mid), asking.fingerprints.get(one.mid, 0)) for one in group.members}
+    kinds = all(same_kind(one, other) for _, _, one in called for _, _, other in called)
+    if kinds and len(called) == group.shards and len(asking.calls) == len(group.members):
         text = f"members say that their calls differ at operation {asking.seq}, but they are equal"
         _try_again(step, group, asking.seq, "mismatch", text)
     else:

@@ -87,13 +87,13 @@ def _close(step: Step, group: Group) -> bool:
         return True
     contradicted = max(closing.claimed, *(one.committed for one in closing.reports.values())) > found.upto
     unknown_upto = m.MOST if contradicted or closing.doubted else found.upto
-    digests = [] if closing.doubted else closing.results[-_DIGESTS_TOLD:]
+    digests = [] if closing.doubted else closing.results
     upto = found.sure if closing.doubted else found.upto
     if found.tied:
         current.voids |= tied(step, found.tied, group.voids)
         current.ends.append(f"operation {found.tied[0]}: {TIED}")
     if closing.doubted:
-        group.voids |= unknown(seq for seq, _, _ in found.results if seq > found.sure)
+        group.voids |= unknown(seq for seq, *_ in found.results if seq > found.sure)
     if upto > group.committed:
         counting.set_committed(step, group, upto)
     _tell_out(step, group, known, {"unknown_upto": unknown_upto, "digests": digests})
@@ -101,7 +101,7 @@ def _close(step: Step, group: Group) -> bool:
     closing.passed = not closing.told and (closing.update <= found.upto or bool(found.tied))
     if not closing.passed and not closing.told:
         counting.set_committed(step, group, closing.update)
-        able = [joiner for joiner in closing.able if joiner in group.joining]
+        able = group.whole(joiner for joiner in closing.able if joiner in group.joining)
         reason = _let_in(group, able, closing.update) if able else several(current.ends)
         _next_epoch(step, group, reason, free=True)
     return True
@@ -128,9 +128,9 @@ def verdict(group: Group, closing: Closing) -> close.EpochOutcome:
     """What has happened in the group's epoch, by the reports of its members and of those who are lost meanwhile."""
     members = [member.mid for member in group.members]
     doubtful = {seq for mid in members for seq in closing.reports[mid].divergent}
-    reports = {id(report): report for report in closing.reports.values()}
-    words = {key: close.word(report, restarted=closing.restarted) for key, report in reports.items()}
-    said = {mid: words[id(report)] for mid, report in closing.reports.items()}
+    reports = {(id(report), closing.columns[mid]): report for mid, report in closing.reports.items()}
+    words = {key: close.word(report, key[1], restarted=closing.restarted) for key, report in reports.items()}
+    said = {mid: words[id(report), closing.columns[mid]] for mid, report in closing.reports.items()}
     base = max(group.committed, closing.sure)
     return close.close_epoch(said, members, base, doubtful.__contains__, group.voids.keys())
 
@@ -148,8 +148,10 @@ def tied(step: Step, seqs: range, voids: Collection[int]) -> dict[int, m.Void]:
 
 def _tell_out(step: Step, group: Group, known: int, fate: dict[str, Any]) -> None:
     """Tell members that are out what became of their calls (C5); up to *known* they have committed them."""
+    results = fate.pop("digests", [])
     for out in group.current.out:
-        evicted = m.Evicted(group.name, out.mid, clip(out.why), known, epoch=group.epoch, **fate)
+        digests = [tuple(one) for *one, column in results if column == out.column][-_DIGESTS_TOLD:]
+        evicted = m.Evicted(group.name, out.mid, clip(out.why), known, epoch=group.epoch, digests=digests, **fate)
         if out.daemon is None:
             losses.remember(step, evicted)
             continue
@@ -172,7 +174,7 @@ def _next_epoch(step: Step, group: Group, reason: str, *, free: bool = False) ->
     group.begin(reason, votes=plan.collectors == "members", window=counting.window(step))
     members = group.members
     places = [(one.mid, one.name, one.daemon.name) for one in members]
-    numbers = group.start_world, group.min_world, group.call_timeout
+    numbers = group.start_world, group.min_world, group.call_timeout, group.shards
     persist(step, group, terms(places, group.key, numbers, group.committed, plan))
     epoch = m.Epoch(
         group=group.name,
@@ -191,6 +193,7 @@ def _next_epoch(step: Step, group: Group, reason: str, *, free: bool = False) ->
         reason=group.current.reason,
         passed=passed,
         goodbyes=group.goodbyes,
+        shards=group.shards,
     )
     group.goodbyes = []
     to = tuple((member.daemon.conn, member.mid) for member in members)
@@ -207,8 +210,9 @@ def _plan(step: Step, group: Group, *, free: bool) -> m.Plan:
     found = _propose(step, group, group.planned, free=free)
     for line in found.changes:
         step.record(group, "plan", line)
-    present = {member.mid: member for member in group.members}
-    group.members = [present[mid] for mid in found.order]
+    places = {member.mid: at for at, member in enumerate(group.members)}
+    starts = [places[mid] for mid in found.order]
+    group.members = [member for at in starts for member in group.members[at : at + group.shards]]
     before = group.planned.plan if group.planned is not None else None
     plan = structs_replace(found.planned.plan, ways=ways.of(step, group.members, before))
     group.planned = replace(found.planned, plan=plan)
@@ -233,8 +237,12 @@ def _better_plan(step: Step, group: Group) -> str:
 
 
 def _propose(step: Step, group: Group, before: Planned | None, *, free: bool) -> Proposal:
-    bad = [ends for ends, until in group.bad_pairs.items() if until > step.now]
-    return step.planner(Request(step.state.measures, group.members, before, bad, step.now, free))
+    """The plan is made for the first column; pairs of another one are those of the same islands there."""
+    members, apart = group.members[:: group.shards], group.apart(step.now)
+    found = step.planner(Request(step.state.measures, members, before, list(apart), step.now, free))
+    plan = found.planned.plan
+    avoid = [ends for first in plan.avoid for ends in apart[first]][: planning.MAX_AVOID]
+    return replace(found, planned=replace(found.planned, plan=structs_replace(plan, avoid=avoid)))
 
 
 def persist(step: Step, group: Group, terms: int) -> None:
@@ -253,7 +261,7 @@ def persist(step: Step, group: Group, terms: int) -> None:
 
 
 def terms(
-    members: list[tuple[int, str, str]], key: bytes, numbers: tuple[int, int, float], base: int, plan: m.Plan
+    members: list[tuple[int, str, str]], key: bytes, numbers: tuple[int, int, float, int], base: int, plan: m.Plan
 ) -> int:
     """Hash of what all members of an epoch report alike: 56 bits, of which a liar finds no second text."""
     text = msgspec.msgpack.encode((members, key, numbers, base, plan))
@@ -266,15 +274,17 @@ def _form(step: Step, group: Group) -> bool:
         step.state.floor = max(step.state.floor, group.epoch)  # later groups' epochs go on above its own
         del step.state.groups[group.name]
         return False
-    if reserved.held(step, group) or len(group.joining) < reserved.wanted(step, group):
+    members = group.whole(group.joining)  # one that has not arrived whole waits
+    if reserved.held(step, group) or len(members) // group.shards < reserved.wanted(step, group):
         return False
     if not probing.settled(step, group) or measuring.waits_until(step, group) > step.now:
         return False
-    if any(joiner.daemon.away for joiner in group.joining):
+    if any(joiner.daemon.away for joiner in members):
         return False  # it comes back or is evicted, soon
     if measuring.ask_uplinks(step, group):
         return False
-    group.members, group.joining = group.joining, []
+    taken = set(members)
+    group.members, group.joining = members, [joiner for joiner in group.joining if joiner not in taken]
     step.state.alone = {name: until for name, until in step.state.alone.items() if until > step.now}
     for member in group.members:
         member.in_epoch = True
@@ -326,13 +336,14 @@ def _pass_update(step: Step, group: Group) -> bool:
     seq = _update_at_hand(group)
     if seq is None:
         return False
-    able = [joiner for joiner in group.joining if joiner.reachable and not joiner.daemon.away]
-    if len(able) < len(group.joining) and not group.current.waited:
+    here = group.whole(group.joining)
+    able = group.whole(joiner for joiner in here if joiner.reachable and not joiner.daemon.away)
+    if len(able) < len(here) and not group.current.waited:
         if group.current.hold_until == inf:
             group.current.hold_until = step.now + step.limits.probe_timeout + step.limits.heartbeat_interval
             step.alarm(group.current.hold_until)
         return False
-    if len(group.members) + len(able) < group.min_world:
+    if (len(group.members) + len(able)) // group.shards < group.min_world:
         return False  # held until enough joiners are there
     if able and measuring.waits_until(step, group) > step.now:
         return False  # a tick follows

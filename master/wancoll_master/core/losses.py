@@ -30,7 +30,7 @@ def stop(step: Step, group: Group, reason: str, ask: int = 0) -> Closing:
     """Where members commit: let them freeze, once."""
     if group.current.closing is None:
         until = step.now + step.limits.heartbeat_timeout
-        group.current.closing = Closing(step.now, until)
+        group.current.closing = Closing(step.now, until, group.columns())
         step.alarm(until)
         step.broadcast(group, m.Abort(group.name, group.epoch, ask, clip(reason)))
     return group.current.closing
@@ -41,33 +41,42 @@ def remember(step: Step, fate: m.Evicted) -> None:
     keep_newest(step.state.missing, (fate.group, fate.mid), fate, step.limits.members_missing)
 
 
-def lose(step: Step, gone: Mapping[Member, str], kind: str, *, tell: bool, cause: str = "") -> None:
+def lose(step: Step, gone: dict[Member, str], kind: str, *, tell: bool, cause: str = "") -> None:
     """Members and joiners are out, each for its reason: one new epoch of the survivors in each group concerned.
 
-    *tell*: send Evicted, since the daemon may still be listening. *kind* is the event log's.
+    *tell*: send Evicted, since the daemon may still be listening; the others of their islands, who are out with them,
+    are told. *kind* is the event log's.
     *cause*: see CAUSES; "": as *kind* says.
     """
     cause = cause or (kind if kind in CAUSES else "other")
     groups: dict[str, list[Member]] = {}
-    for member, why in gone.items():
+    with_them = {
+        other: f"{member.name} of its island is out: {why}"
+        for member, why in gone.items()
+        if member.in_epoch and member.group.shards > 1
+        for other in member.group.mates(member)
+        if other not in gone
+    }
+    for member, why in (gone | with_them).items():
         groups.setdefault(member.group.name, []).append(member)
         del step.state.members[member.mid], member.daemon.members[member.mid]
-        if not member.in_epoch or not (tell or member.daemon.conn not in step.state.connections):
+        told = tell or member in with_them
+        if not member.in_epoch or not (told or member.daemon.conn not in step.state.connections):
             if member.in_epoch:  # else it said so itself
                 reserved.stopped(step, member.group.name, {member.mid})
             continue
         if member.group.current.votes:  # what it has finished may be committed by others, or not
-            member.group.current.out.append(Out(member.mid, clip(why), member.daemon, tell))
+            member.group.current.out.append(Out(member.mid, clip(why), member.daemon, told, member.shard))
         else:
             evicted = m.Evicted(member.group.name, member.mid, clip(why), member.group.committed)
             keep_fate(step, member.daemon, evicted)
-            if tell:
+            if told:
                 step.send(member.daemon.conn, evicted)
     for name, lost in groups.items():
         group = step.state.groups[name]
-        group.members = [member for member in group.members if member not in gone]
+        group.members = [member for member in group.members if member not in gone and member not in with_them]
         group.joining = [joiner for joiner in group.joining if joiner not in gone]
-        why = several(gone[member] for member in lost)
+        why = several(gone[member] for member in lost if member in gone)
         if in_peace := why == "left":
             group.goodbyes += [member.name for member in lost if member.in_epoch]
         text = clip(f"{names(lost)} left" if in_peace else f"lost {names(lost)}: {why}")

@@ -20,6 +20,7 @@ from typing import Any
 from wancoll.errors import ProtocolError
 from wancoll.limits import Limits, counted, few
 from wancoll.wire import messages as m
+from wancoll.wire.islands import parted
 from wancoll.wire.kept import counts
 from wancoll_master.core import counting, epochs, losses, p2p, rebuilding, reserved
 from wancoll_master.core.liveness import (
@@ -387,7 +388,7 @@ def _join(step: Step, daemon: Daemon, join: m.Join) -> None:
         return
     if group is None:
         group = Group(join.group, join.start_world, join.min_world, _group_key(step), step.state.floor)
-        group.call_timeout = join.call_timeout
+        group.call_timeout, group.shards = join.call_timeout, join.shards
         step.state.groups[group.name] = group
     rebuilding.raise_mids(step, join.was)
     mid = rebuilding.take_mid(step)
@@ -413,7 +414,7 @@ def _what_joiners_wait_for(step: Step, group: Group) -> str:
             f"the group runs with {counted(len(group.members), 'member')} in epoch {group.epoch}; "
             "joiners are admitted where all members call update_membership()"
         )
-    here = f"{len(group.joining)} of {reserved.wanted(step, group)} members are here to start the group"
+    here = f"{len(group.joining)} of {reserved.wanted(step, group) * group.shards} members are here to start the group"
     return "; ".join(filter(None, (here, reserved.why_held(step.state, group.name, step.now))))
 
 
@@ -434,8 +435,10 @@ def _why_not(step: Step, daemon: Daemon, join: m.Join, group: Group | None, ever
     limit = step.limits.group_members
     if join.min_world > join.start_world:
         return f"{who} with min_world={join.min_world}; expected at most start_world={join.start_world}"
-    if join.start_world > limit:
-        return f"{who} with start_world={join.start_world}; expected at most {limit}"
+    if join.start_world > limit // join.shards:
+        return f"{who} with start_world={join.start_world}; expected at most {limit // join.shards}"
+    if parted(join.member, join.shards)[1] < 0:
+        return f"{who} with shards={join.shards}; expected a name ISLAND/SHARD, with a shard below that"
     if len(daemon.members) >= limit:
         return f"{who}; expected at most {limit} members of one daemon"
     if len(step.state.members) >= step.limits.members:
@@ -444,6 +447,8 @@ def _why_not(step: Step, daemon: Daemon, join: m.Join, group: Group | None, ever
         return f"{who}, a new one; expected at most {step.limits.groups} groups of one master"
     if group is None:
         return ""
+    if join.shards != group.shards:
+        return f"{who} with shards={join.shards}; expected the group's shards={group.shards}: all islands have as many"
     if (join.start_world, join.min_world) != (group.start_world, group.min_world):
         return (
             f"{who} with start_world={join.start_world}, min_world={join.min_world}; expected the group's "

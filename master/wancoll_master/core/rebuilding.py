@@ -18,6 +18,7 @@ from wancoll.commit.tally import UPDATE
 from wancoll.errors import ProtocolError
 from wancoll.limits import format_size
 from wancoll.wire import messages as m
+from wancoll.wire.islands import in_order
 from wancoll_master.core import counting, epochs, losses, p2p, reserved
 from wancoll_master.core.liveness.link_faults import BAD_PAIR_SECONDS
 from wancoll_master.core.paths import probing
@@ -118,6 +119,7 @@ def take(step: Step, daemon: Daemon, report: m.Report) -> None:
         raise ProtocolError("reports a group too many", expected=f"at most {step.limits.groups}", got=report.group)
     if group is None:
         group = Group(report.group, report.start_world, report.min_world, report.key, step.state.floor)
+        group.shards = report.shards
         step.state.groups[group.name] = group
     if group.rebuild is None:
         group.rebuild = Rebuild(step.now + step.limits.rejoin_grace)
@@ -214,7 +216,7 @@ def _may_have_existed(step: Step, group: Group) -> bool:
 
 
 def _terms(report: m.Report) -> int:
-    numbers = report.start_world, report.min_world, report.call_timeout
+    numbers = report.start_world, report.min_world, report.call_timeout, report.shards
     return epochs.terms(report.members, report.key, numbers, report.base, report.plan)
 
 
@@ -229,8 +231,9 @@ def _check(step: Step, daemon: Daemon, report: m.Report, epoch: Reported, *, fir
     if epoch.daemons.get(report.mid) != daemon.name or len(epoch.daemons) < len(epoch.report.members):
         raise ProtocolError("reports for a member that is not its own", got=f"member {report.mid}")
     if first:
-        same_names = len({name for _, name, _ in report.members}) < len(report.members)
-        if same_names or not planning.possible(report.plan, len(report.members)):
+        named = [name for _, name, _ in report.members]
+        whole = len(set(named)) == len(named) and in_order(named, report.shards)
+        if not whole or not planning.possible(report.plan, len(named) // report.shards):
             raise ProtocolError("reports an epoch that no master made", got=f"epoch {report.epoch}")
     elif _terms(epoch.report) != _terms(report):
         raise ProtocolError("reports another epoch than the others", got=f"epoch {report.epoch}")
@@ -239,7 +242,7 @@ def _check(step: Step, daemon: Daemon, report: m.Report, epoch: Reported, *, fir
     seqs = [seq for seq, _, _ in finished.done]
     low, high = min(seqs, default=report.base + 1), max(seqs, default=0)
     bound = finished.committed + counting.window(step)
-    small = len(epoch.daemons) < report.min_world
+    small = len(epoch.daemons) // report.shards < report.min_world
     if finished.committed < report.base or low <= report.base:
         raise ProtocolError("reports impossible operations", got=f"operations from {low}, before the epoch")
     if not _WHY_VOID.issuperset(void.error for void in report.voids):
@@ -379,12 +382,12 @@ def consider(step: Step, group: Group) -> None:
 def _decide(step: Step, group: Group, rebuild: Rebuild, newest: m.Report) -> None:
     reports = rebuild.reports
     top = {mid: report for mid, (_, report) in reports.items() if report.epoch == newest.epoch}
-    stated = newest.start_world, newest.min_world, newest.call_timeout
-    if (group.start_world, group.min_world, group.call_timeout) != stated:
+    stated = newest.start_world, newest.min_world, newest.call_timeout, newest.shards
+    if (group.start_world, group.min_world, group.call_timeout, group.shards) != stated:
         for joiner in list(group.joining):
-            numbers = "start_world={}, min_world={}, call_timeout={:g}".format(*stated)
+            numbers = "start_world={}, min_world={}, call_timeout={:g}, shards={}".format(*stated)
             probing.refuse(step, joiner, f"the group that came back has {numbers}")
-    (group.start_world, group.min_world, group.call_timeout), group.key = stated, newest.key
+    (group.start_world, group.min_world, group.call_timeout, group.shards), group.key = stated, newest.key
     group.epoch = newest.epoch
     used = step.state.used.get(group.name)
     group.used = max(step.state.floor, used.epoch if used is not None else 0)
@@ -406,15 +409,16 @@ def _decide(step: Step, group: Group, rebuild: Rebuild, newest: m.Report) -> Non
             probing.refuse(step, joiner, "that name is taken by a member that came back; choose another name")
     moving = _settle_p2p(step, group, rebuild)
     bound = m.MOST
+    columns = {mid: at % newest.shards for at, (mid, _, _) in enumerate(newest.members)}
     if used is not None and unheard and used.base >= newest.base:
         above = sum(report.finished.committed > used.base for report in top.values())
         # Those that it left out were told that no more was committed. If most say more, it is of another history.
         bound = used.base if 2 * above <= len(top) else m.MOST
-    if len(newest.members) < newest.min_world:  # nothing was committed but what a member was told by name (R1, R5)
+    if len(columns) // newest.shards < newest.min_world:  # nothing but what a member was told by name (R1, R5)
         bound = min(bound, max(report.finished.committed for report in top.values()))
     lost = {mid: one for mid, one in rebuild.lost.items() if one.epoch == newest.epoch}
     lost = {mid: one for mid, one in lost.items() if used is None or not unheard or mid in used.mids}
-    closing = Closing(step.now, step.now + step.limits.heartbeat_timeout)
+    closing = Closing(step.now, step.now + step.limits.heartbeat_timeout, columns)
     for mid, report in (top | lost).items():
         closing.reports[mid] = _below(report.finished, bound)
     for member in group.members:  # who had not heard of the epoch: nothing was committed in it
@@ -446,10 +450,15 @@ def _decide(step: Step, group: Group, rebuild: Rebuild, newest: m.Report) -> Non
     late = f"did not report within {step.limits.rejoin_grace:g} s after the master's restart"
     group.begin(newest.reason, votes=True, window=counting.window(step))
     group.current.out = [
-        Out(mid, put_out[mid][1], put_out[mid][0]) if mid in put_out else Out(mid, f"{name} {late}", None)
+        Out(mid, why, daemon, column=columns[mid])
         for mid, name in gone.items()
+        for daemon, why in [put_out.get(mid, (None, f"{name} {late}"))]
     ]
-    if votes and not unheard and len(top) == len(group.members):  # members commit on until they are told to stop (C6)
+    whole = set(group.whole(group.members))
+    torn = {one: f"other shards of its island {late}" for one in group.members if one not in whole}
+    losses.lose(step, torn, "evicted", tell=True, cause="silent")
+    alike = all(one.mid in top for one in group.members)
+    if votes and not unheard and alike:  # members commit on until they are told to stop (C6)
         closing = losses.stop(step, group, reason)
         closing.restarted = True
     else:

@@ -14,6 +14,7 @@ from wancoll.collective import Descriptor
 from wancoll.commit.tally import Tally
 from wancoll.limits import Limits, few
 from wancoll.wire import messages as m
+from wancoll.wire.islands import parted
 from wancoll_master.core.ready import Broadcast, Close, Persist, Ready, Received, Record, Send, Used
 from wancoll_master.plan.measures import Measures, Pairs
 from wancoll_master.plan.planning import Planned, Planner
@@ -149,6 +150,16 @@ class Member:
         self.described = described(self.daemon, self.name)
 
     @property
+    def island(self) -> str:
+        """The name of its island."""
+        return parted(self.name, self.group.shards)[0]
+
+    @property
+    def shard(self) -> int:
+        """Its column."""
+        return parted(self.name, self.group.shards)[1]
+
+    @property
     def reachable(self) -> bool:
         """Whether every probe of a joiner was answered."""
         return all(found.ok for found in self.probes.values())
@@ -191,7 +202,7 @@ class Asking:
     seq: int
     deadline: float
     calls: dict[int, str] = field(default_factory=dict)  # by mid
-    fingerprints: set[int] = field(default_factory=set)  # of those calls
+    fingerprints: dict[int, int] = field(default_factory=dict)  # of those calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +264,7 @@ class Out:
     why: str
     daemon: Daemon | None  # None: it did not come back after a restart, and is told if it does
     tell: bool = False  # it may still be listening
+    column: int = 0
 
 
 @dataclass(slots=True)
@@ -261,10 +273,11 @@ class Closing:
 
     since: float
     until: float  # then it is looked for those who do not
+    columns: dict[int, int]  # by mid, of all who may report
     reports: dict[int, m.EpochReport] = field(default_factory=dict)  # by mid
     claimed: int = 0  # the most that members said is committed whose reports count no more
     sure: int = 0  # up to here all is committed, as these reports had it when some of them still counted
-    results: list[tuple[int, int, int]] = field(default_factory=list)  # of that, as in EpochOutcome
+    results: list[tuple[int, int, int, int]] = field(default_factory=list)  # of that, as in EpochOutcome
     of: dict[int, str] = field(default_factory=dict)  # the daemons of those
     held: Counter[str] = field(default_factory=Counter)  # bytes of memory that were reported, by daemon
     restarted: bool = False  # an earlier master may have committed what is told as done
@@ -351,6 +364,7 @@ class Group:
     members: list[Member] = field(default_factory=list)  # in rank order
     joining: list[Member] = field(default_factory=list)  # by mid
     call_timeout: float = 0.0  # as its members state it
+    shards: int = 1  # members of an island, as they state it
     rebuild: Rebuild | None = None  # without members: what an earlier master's members report
     current: Current = field(default_factory=Current)
     # Before the first epoch, and joiners: what is still to be measured. By daemons: until when, whether the bandwidth.
@@ -373,13 +387,50 @@ class Group:
     @property
     def small(self) -> bool:
         """Members fail their ops themselves here; only update_membership goes on."""
-        return len(self.members) < self.min_world
+        return len(self.members) // self.shards < self.min_world
+
+    def whole(self, members: Iterable[Member]) -> list[Member]:
+        """The *members* of islands that are all among them, island by island."""
+        if self.shards == 1:
+            return list(members)
+        found: dict[str, list[Member]] = {}
+        for member in members:
+            found.setdefault(member.island, []).append(member)
+        whole = (sorted(one, key=lambda member: member.shard) for one in found.values() if len(one) == self.shards)
+        return [member for one in whole for member in one]
 
     def begin(self, reason: str, *, votes: bool, window: int) -> None:
         """The members have another epoch: nothing of the last one counts any more."""
         conns = tuple(dict.fromkeys(member.daemon.conn for member in self.members))
         self.current = Current(clip(reason), votes, conns=conns)
-        self.current.tally = Tally([member.mid for member in self.members], self.committed, self.voids, window)
+        columns = self.columns()
+        self.current.tally = Tally(columns, self.committed, self.voids, window, columns)
+
+    def mates(self, member: Member) -> list[Member]:
+        """The other members of its island."""
+        return [one for one in self.members if one.island == member.island and one is not member]
+
+    def firsts(self) -> dict[int, int]:
+        """By mid of a member: that of the first of its island."""
+        members = self.members
+        return {member.mid: members[at - at % self.shards].mid for at, member in enumerate(members)}
+
+    def apart(self, now: float = -inf) -> dict[tuple[int, int], list[tuple[int, int]]]:
+        """Pairs of a column that cannot reach each other, by the first of their islands: who are not to be neighbours.
+
+        Between columns only votes go.
+        """
+        found: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        firsts, columns = (self.firsts(), self.columns()) if self.bad_pairs else ({}, {})
+        for ends, until in self.bad_pairs.items():
+            one, other = ends
+            if until > now and one in firsts and other in firsts and columns[one] == columns[other]:
+                found.setdefault(pair(firsts[one], firsts[other]), []).append(ends)
+        return found
+
+    def columns(self) -> dict[int, int]:
+        """The column of each member, by mid."""
+        return {member.mid: member.shard for member in self.members}
 
     @property
     def stopped(self) -> bool:
@@ -411,7 +462,7 @@ class Group:
     def afresh(self) -> Group:
         """The group without its members, and all that they had done: those who wait to join may form it anew."""
         group = Group(self.name, self.start_world, self.min_world, self.key, self.epoch, self.used)
-        group.call_timeout = self.call_timeout
+        group.call_timeout, group.shards = self.call_timeout, self.shards
         group.joining, group.planned, group.troubles = self.joining, self.planned, self.troubles
         group.awaited = self.awaited
         for joiner in group.joining:

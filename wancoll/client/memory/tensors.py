@@ -232,11 +232,19 @@ def _numpy_dtype(x: np.ndarray[Any, Any], who: str) -> DType:
 
 
 def _torch(x: Any, who: str) -> Region:
+    x, owner = local_part(x), x
     origin = check_torch(x, who)
     dtype = _BY_TORCH_NAME.get(str(x.dtype))
     if dtype is None:
         raise unknown_dtype(who, str(x.dtype))
-    return Region(x, None, x.data_ptr(), x.numel(), dtype, tuple(x.shape), True, origin)
+    return Region(owner, None, x.data_ptr(), x.numel(), dtype, tuple(x.shape), True, origin)
+
+
+def local_part(x: Any) -> Any:
+    """This rank's part of a DTensor, which shares its memory; anything else as it is, also a sum that is pending."""
+    if not hasattr(x, "to_local") or any(each.is_partial() for each in getattr(x, "placements", ())):
+        return x
+    return x.to_local()
 
 
 def check_torch(x: Any, who: str, instead: str = _COPY) -> Origin | None:

@@ -50,6 +50,7 @@ from wancoll.sync.verdict import Goal, Verdict, goal, judge
 
 _AHEAD = 3  # deliveries under way for each partner
 _MOST = 32  # deliveries under way
+_GATHERS_OF_ISLANDS = 3  # of reports: columns that lack more and less have to make the same calls
 _TORN = "this member's tensors, which it overwrites, hold a part of another state"
 
 Waits = Generator[Sequence[Work], None, Any]  # yields calls; goes on when one of them is finished
@@ -184,7 +185,8 @@ class SyncWork:
     def _run(self) -> Generator[Sequence[Work], None, SyncReceipt]:
         receipt, headers = yield from self._gather_headers()
         verdict = judge(headers)
-        if not verdict.differing:
+        islands = self._connection.shards > 1
+        if not verdict.differing and not islands:
             return self._finished(receipt, verdict, None)
         receipt, contents = yield from self._gather_contents(headers)
         headers = {name: headers[name] for name in receipt.contributors}
@@ -192,13 +194,19 @@ class SyncWork:
         found = goal(verdict, headers, {name: decode(data, name) for name, data in contents.items()})
         self._members = receipt.contributors
         problem = self._make_room(found)
-        while True:
+        for gathers in itertools.count(1):
             receipt, reports = yield from self._gather_reports(found, problem)
             deliveries = next_round(found, reports)
-            if not deliveries:
+            if gathers == _GATHERS_OF_ISLANDS if islands else not deliveries:
                 break
-            self._rounds += 1
+            self._rounds += bool(deliveries)
             yield from self._move(found, deliveries, receipt.seq)
+        if deliveries:
+            raise OperationAborted(
+                "could not be ended in as many rounds as islands have for it", who="sync_state",
+                expected=f"at most {_GATHERS_OF_ISLANDS - 1}", got="members were lost in each",
+                hint="call sync_state again; all tensors are as they were",
+            )  # fmt: skip
         if self._incoming is not None:
             try:
                 self._incoming.install()

@@ -22,6 +22,7 @@ from wancoll.schedule.cost import usable
 from wancoll.schedule.pairs import most_messages
 from wancoll.schedule.steps import MAX_STEPS, RAW_ENDS, Action, Buffer, Direction, Ends, Place, Schedule, Step
 from wancoll.wire import messages as m
+from wancoll.wire.islands import in_order
 
 UNEVEN = frozenset({Kind.all_gather, Kind.reduce_scatter})  # kinds that take counts
 _BY_RANK = choose.BLOCKS_IN_INPUT | {Kind.all_gather, Kind.gather}  # kinds with a block for or from every rank
@@ -40,9 +41,9 @@ class World:
     sites: tuple[str, ...]
 
     @classmethod
-    def of(cls, epoch: m.Epoch) -> World:
-        """Return the world of *epoch*."""
-        members = epoch.members
+    def of(cls, epoch: m.Epoch, shard: int = 0) -> World:
+        """Return the world of *epoch*, as a member of this *shard* sees it: its column."""
+        members = epoch.members[shard :: epoch.shards]
         return cls(
             tuple(one.mid for one in members), tuple(one.name for one in members), tuple(one.site for one in members)
         )
@@ -54,7 +55,8 @@ def check_epoch(epoch: m.Epoch, mid: int) -> None:
     whole = len(mids) == len(names) == len(epoch.members)
     whole = whole and epoch.committed_upto <= m.MOST // 2  # calls are counted on from there (R19)
     plan = epoch.plan
-    whole = whole and plan.lane_groups <= plan.lanes and usable(plan.choices, plan.shares, len(mids))
+    whole = whole and in_order([one.name for one in epoch.members], epoch.shards)
+    whole = whole and plan.lane_groups <= plan.lanes and usable(plan.choices, plan.shares, len(mids) // epoch.shards)
     if mid not in mids or not whole:
         raise ProtocolError(
             "announced an epoch that cannot be",
@@ -70,7 +72,8 @@ class EpochView:
 
     epoch: m.Epoch  # as the master announced it
     mid: int
-    world: World
+    world: World  # its column
+    columns: dict[int, int]  # of all members, by mid
     rank: int
     neighbours: frozenset[int]  # mids of those next to it in the ring
     spares: frozenset[int]  # mids of its neighbours once one of these is lost, if their links are to be kept up
@@ -81,7 +84,8 @@ class EpochView:
     @classmethod
     def of(cls, epoch: m.Epoch, mid: int) -> EpochView:
         """Return the view of the member *mid* in *epoch*."""
-        world = World.of(epoch)
+        columns = {one.mid: at % epoch.shards for at, one in enumerate(epoch.members)}
+        world = World.of(epoch, columns[mid])
         mids, size = world.mids, len(world.mids)
         rank = mids.index(mid)
         neighbours = frozenset((mids[rank - 1], mids[(rank + 1) % size])) - {mid}
@@ -92,9 +96,9 @@ class EpochView:
             spares = frozenset(next_but_one - neighbours - apart - {mid})
         votes = epoch.plan.collectors == "members"
         if votes:
-            spares = frozenset(mids) - neighbours - {mid}
+            spares = frozenset(columns) - neighbours - {mid}
         head = (epoch.group, mid, epoch.epoch)
-        return cls(epoch, mid, world, rank, neighbours, spares, head, size < epoch.min_world, votes)
+        return cls(epoch, mid, world, columns, rank, neighbours, spares, head, size < epoch.min_world, votes)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

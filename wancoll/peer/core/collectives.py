@@ -28,13 +28,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from math import inf
 
 from msgspec.structs import replace
 
-from wancoll.collective import DATALESS, SAME_RESULT, Kind
+from wancoll.collective import DATALESS, PROVING, SAME_RESULT, Kind
 from wancoll.commit.begun import Begun
 from wancoll.commit.own_tally import OwnTally
+from wancoll.errors import ProtocolError
 from wancoll.limits import WINDOW_FACTOR, Limits
 from wancoll.peer.core import commands as cmd
 from wancoll.peer.core import links, outcomes
@@ -43,6 +45,7 @@ from wancoll.peer.core.liveness.master_session import MasterSession
 from wancoll.peer.core.op import Op, OpState
 from wancoll.peer.core.op_table import Attempts, OpTable
 from wancoll.wire import messages as m
+from wancoll.wire.islands import member_name, parted
 from wancoll.wire.note import ROUNDS, Ask, NewRound, pack
 
 
@@ -73,7 +76,8 @@ class Collectives(OpTable):
         self.master_away = False  # so an update_membership does not wait for it, where members commit
         self._alone: set[int] = set()  # seqs of those of this epoch that this one passes if all others do, too
         self.round = 0  # of the epoch (C12)
-        self._ahead: dict[int, NewRound] = {}  # by mid: of an epoch that this member has not heard of yet
+        # By mid: what was said of an epoch that this member has not heard of yet; other columns do not wait for it.
+        self._ahead: dict[int, deque[m.Vote | NewRound]] = {}
         self._leaving: set[int] = set()  # seqs of what ran in an older round and is still in the engine
 
     def done(self, op: Op) -> m.Vote:
@@ -222,7 +226,9 @@ class Collectives(OpTable):
         later = outcome.epoch > self.view.epoch.epoch
         stopped = self._stop() if self.tally is not None and later else []
         self.aborted |= later
-        ended = self.end(op, outcomes.result(op, outcome.epoch, list(outcome.members), op.digest, now))
+        shard, shards = self.view.columns[self.view.mid], self.view.epoch.shards
+        names = [member_name(island, shard, shards) for island in outcome.members]
+        ended = self.end(op, outcomes.result(op, outcome.epoch, names, op.digest, now))
         return stopped + self.commit(outcome.seq, now) + ended
 
     def abort(self, ask: int) -> list[cmd.Command]:
@@ -277,10 +283,16 @@ class Collectives(OpTable):
         self.committed, self.aborted, self._asked = epoch.committed_upto, False, 0
         voids = {void.seq: void for void in epoch.voids}
         self._open_tally(view, voids)
-        begun = {mid: one for mid, one in self._ahead.items() if one.epoch == epoch.epoch}
-        rounds = [one.number for mid, one in begun.items() if mid in view.world.mids]
+        ahead, self._ahead = self._ahead, {}
+        said = [(mid, note) for mid, notes in ahead.items() if mid in view.columns for note in notes]
+        rounds = [note.number for _, note in said if isinstance(note, NewRound) and note.epoch == epoch.epoch]
         self.round = max(rounds, default=0) if self.tally else 0
-        self._ahead = {mid: begun for mid, begun in self._ahead.items() if begun.epoch > epoch.epoch}
+        for mid, note in said:
+            if note.epoch > epoch.epoch:
+                self._keep_ahead(mid, note)
+            elif isinstance(note, m.Vote) and note.epoch == epoch.epoch and self.tally is not None:
+                with suppress(ProtocolError):  # its links are made anew where it says so again
+                    self.tally.hear(mid, note)
         commands, self._early = self._early, []
         behind = False  # an update_membership that is open
         refused: dict[str, list[Op]] = {}  # by reason: what cannot or shall not run in this epoch
@@ -319,8 +331,8 @@ class Collectives(OpTable):
         self.tally, self.master_away = None, False
         if view.votes:
             window = WINDOW_FACTOR * self._limits.ops_in_flight + self._limits.zero_contributions
-            others = frozenset(view.world.mids) - {view.mid}
-            self.tally = OwnTally(view.head, others, view.epoch.committed_upto, voids, window)
+            others = frozenset(view.columns) - {view.mid}
+            self.tally = OwnTally(view.head, others, view.epoch.committed_upto, voids, window, view.columns)
 
     def contribute_zeros(self, asked: m.ContributeZeros, now: float) -> list[cmd.Command]:
         """The client is late with a call: take part in it with zeros, unless it has called it (R20).
@@ -374,12 +386,20 @@ class Collectives(OpTable):
         """
         if isinstance(note, NewRound):
             return self._hear_round(sender, note)
+        if isinstance(note, m.Vote) and note.epoch > self.view.epoch.epoch and self.view.epoch.shards > 1:
+            self._keep_ahead(sender, note)
         if self.tally is None or note.epoch != self.tally.epoch:
             return []
         if isinstance(note, Ask):
             return self._say_again(self.tally, sender, note)
         self.tally.hear(sender, note)
         return self._differ(note.seq) + self._decide_all()
+
+    def _keep_ahead(self, sender: int, note: m.Vote | NewRound) -> None:
+        """Member *sender* is in an epoch that is yet to come here; there it can have so many votes that are open."""
+        most = self._limits.ops_in_flight + self._limits.zero_contributions
+        if sender in self.view.columns or len(self._ahead) < self._limits.group_members:
+            self._ahead.setdefault(sender, deque(maxlen=most)).append(note)
 
     def start(self, op: Op, resolved: ResolvedCall) -> cmd.Command:
         """See OpTable. What members commit the engine may say to those who can be told now."""
@@ -391,8 +411,9 @@ class Collectives(OpTable):
         return command
 
     def _votes(self, op: Op) -> bool:
-        """Whether members commit it."""
-        return op.resolved is not None and op.resolved.proves_all
+        """Whether members commit it. In all columns or in none: shards of one call may be empty in some."""
+        anywhere = self.view.epoch.shards > 1 and op.kind in PROVING
+        return op.resolved is not None and (op.resolved.proves_all or anywhere)
 
     def unheard(self, seq: int) -> frozenset[int] | None:
         """The members that have not said that *seq* is finished there; None: the master commits it."""
@@ -424,7 +445,7 @@ class Collectives(OpTable):
         if op.seq not in self._said:
             self._said.add(op.seq)
             tally.told_master(op.seq, relayed=op.kind is not Kind.update_membership)
-            return [cmd.ToMaster(self.done(op))]
+            return [cmd.ToMaster(self.done(op)), *self._differ(op.seq)]
         if op.kind is not Kind.update_membership or op.seq in self._alone or not self.master_away:
             return None
         self._alone.add(op.seq)
@@ -483,11 +504,14 @@ class Collectives(OpTable):
     def _differ(self, seq: int) -> list[cmd.Command]:
         """Somebody has another result than this member, or calls something else: the master ends the epoch."""
         op = self.open.get(seq)
-        if self.tally is None or not self.tally.is_divergent(seq) or op is None or seq in self._complained:
+        if self.tally is None or op is None or op.state is not OpState.done or seq in self._complained:
+            return []
+        done = self.done(op)
+        differing = self.tally.differing(seq, (done.digest, done.fingerprint))
+        if not differing:
             return []
         self._complained.add(seq)
-        other, (digest, fingerprint) = self.tally.differing(seq)[0]
-        done = self.done(op)
+        other, (digest, fingerprint) = differing[0]
         if fingerprint != done.fingerprint:
             return [self._answer(op)]
         return [self._master_session.say(m.Differs(*self.view.head, seq, done.digest, other, digest))]
@@ -555,6 +579,8 @@ class Collectives(OpTable):
         tally = self.tally
         if tally is None or tally.frozen or self.aborted or self.open or self._late or self._voids or self._leaving:
             return False
+        if self.view.epoch.shards > 1:
+            return False  # the engine takes all votes for those of one column
         ready = self._ready and not self._held and tally.others <= self._up and not self.view.too_small
         return ready and not self._asked and not tally.open and tally.committed == self.called
 
@@ -613,7 +639,7 @@ class Collectives(OpTable):
     def _hear_round(self, sender: int, begun: NewRound) -> list[cmd.Command]:
         """Member *sender* has begun another round, perhaps of an epoch that this member is yet to hear of."""
         if begun.epoch > self.view.epoch.epoch:
-            self._ahead[sender] = begun
+            self._keep_ahead(sender, begun)
             return []
         tally = self.tally
         if tally is None or tally.frozen or begun.epoch != tally.epoch or begun.number <= self.round:
@@ -648,7 +674,8 @@ class Collectives(OpTable):
     def _lacked(self, op: Op) -> bool:
         """Whether *op*, which is finished here, runs again in this round: somebody else may not have finished it."""
         unheard = self.unheard(op.seq) if op.kind is not Kind.update_membership else None
-        return op.state is OpState.done and op.round < self.round and (unheard is None or bool(unheard))
+        lacked = unheard is None or not unheard.isdisjoint(self.view.world.mids)
+        return op.state is OpState.done and op.round < self.round and lacked
 
     def mismatch(self, seq: int) -> list[cmd.Command]:
         """Tell the master what this member calls at *seq*, if it has called it."""
@@ -731,7 +758,8 @@ class Collectives(OpTable):
         tokens: list[cmd.Command] = []
         if op.kind is Kind.update_membership:
             if isinstance(outcome, m.Result):
-                self.updated = m.UpdateOutcome(op.seq, outcome.epoch, outcome.contributors)
+                islands = [parted(name, self.view.epoch.shards)[0] for name in outcome.contributors]
+                self.updated = m.UpdateOutcome(op.seq, outcome.epoch, islands)
             for engine_id in sorted(op.live):
                 del self._attempts.ops[engine_id]
                 tokens.append(cmd.CancelOp(engine_id))

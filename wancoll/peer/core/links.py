@@ -101,9 +101,11 @@ class MemberLinks:
     def numbers(self, channel: int) -> dict[int, int]:
         """Map rank to the engine's number, for the *channel*'s links that are up."""
         assert self.epoch is not None
-        ranks = {member.mid: rank for rank, member in enumerate(self.epoch.members)}
+        members, shards = self.epoch.members, self.epoch.shards
+        at = next(at for at, member in enumerate(members) if member.mid == self.mid)
+        ranks = {member.mid: rank for rank, member in enumerate(members[at % shards :: shards])}  # of its column
         up = (link for link in self.links.values() if link.up and link.channel == channel)
-        return {ranks[link.other.mid]: link.number for link in up}
+        return {ranks[link.other.mid]: link.number for link in up if link.other.mid in ranks}
 
 
 @dataclass(slots=True, eq=False)

@@ -57,7 +57,8 @@ class Member:
 
     *start_world* members start the group, and ops run in it while it has *min_world*. Engine ids count up from
     *first_engine_id*: the shell keeps the ranges of its members apart. After *call_timeout* seconds the group evicts
-    who is late with a call; 0: not stated.
+    who is late with a call; 0: not stated. With several *shards* it is one of an island: then *start_world* and
+    *min_world* count islands.
     """
 
     def __init__(
@@ -69,9 +70,10 @@ class Member:
         first_engine_id: int,
         limits: Limits = DEFAULT,
         call_timeout: float = 0.0,
+        shards: int = 1,
     ) -> None:
         self.group, self.name = group, name
-        self.start_world, self.min_world, self.call_timeout = start_world, min_world, call_timeout
+        self.start_world, self.min_world, self.call_timeout, self.shards = start_world, min_world, call_timeout, shards
         self.mid = 0
         self.view: EpochView | None = None
         self.over = False
@@ -142,7 +144,7 @@ class Member:
         """Ask for membership; again after each reconnect until the first epoch."""
         was, self.mid = self.mid, 0
         numbers = self.start_world, self.min_world
-        return [cmd.ToMaster(m.Join(self.group, self.name, *numbers, was, self.call_timeout))]
+        return [cmd.ToMaster(m.Join(self.group, self.name, *numbers, was, self.call_timeout, self.shards))]
 
     def call(self, post: m.Post) -> Call:
         """What *post* calls. Raises ProtocolError: nothing that can be called."""
@@ -253,6 +255,7 @@ class Member:
             failed=list(p2p.failed),
             call_timeout=self.call_timeout,
             updated=collectives.updated,
+            shards=epoch.shards,
         )
 
     def resumed(self, resumed: m.Resumed) -> list[cmd.Command]:

@@ -47,14 +47,14 @@ def voided(op: Op, void: m.Void, group: str, here: str) -> m.Failure:
 
 def too_small(op: Op, who: str, epoch: m.Epoch) -> m.Failure:
     """*op* cannot run, since *epoch* has fewer than min_world members."""
-    names = ", ".join(member.name for member in epoch.members)
+    names, islands = ", ".join(member.name for member in epoch.members), len(epoch.members) // epoch.shards
     return m.Failure(
         op.client_id,
         "WorldTooSmall",
         f"too few members are left in group {epoch.group} ({epoch.reason}); tensors are untouched",
         who=who,
-        expected=f"at least min_world={epoch.min_world} members",
-        got=f"{len(epoch.members)}: {names}",
+        expected=f"at least min_world={epoch.min_world} {'members' if epoch.shards == 1 else 'islands'}",
+        got=f"{islands}: {names}",
         hint="call update_membership() to wait for joiners",
     )
 

@@ -37,7 +37,7 @@ import torch
 from wancoll.client.checks import check_seconds, refused, unavailable, whole, whole_number
 from wancoll.client.codecs import ErrorFeedback, coding
 from wancoll.client.communicator import CodecName, Communicator
-from wancoll.client.memory.tensors import check_plain, kind_of
+from wancoll.client.memory.tensors import check_plain, kind_of, local_part
 from wancoll.client.work import Work
 from wancoll.collective import DType, Receipt
 from wancoll.errors import ConfigError, WancollError
@@ -81,7 +81,7 @@ class _Fragment:
     """A part of the model, and what is known of it."""
 
     name: str  # of its residual
-    parameters: list[torch.nn.Parameter]  # of the model
+    parameters: list[torch.Tensor]  # of the model
     outer: torch.Tensor  # the same on all members, float32, flat, on the CPU
     velocity: torch.Tensor  # of the outer optimizer
     tokens: float = 0.0  # that this member has trained on since the fragment's last outer step began
@@ -90,7 +90,7 @@ class _Fragment:
     sent: float = 0.0  # tokens that it has with it
     begun: int = 0  # the inner step after which it began
 
-    def spread(self) -> Iterable[tuple[torch.nn.Parameter, slice]]:
+    def spread(self) -> Iterable[tuple[torch.Tensor, slice]]:
         """Each parameter and where it lies in a flat tensor."""
         at = 0
         for parameter in self.parameters:
@@ -435,8 +435,8 @@ def _take_over(fragment: _Fragment, mixing: float) -> None:
                 parameter.copy_(outer)
 
 
-def _trained(parameters: Any) -> list[torch.nn.Parameter]:
-    """Those that need a gradient."""
+def _trained(parameters: Any) -> list[torch.Tensor]:
+    """Those that need a gradient; of a DTensor this rank's part."""
     module = isinstance(parameters, torch.nn.Module) or not isinstance(parameters, Iterable)
     given = [parameters] if module else list(parameters)
     for each in given:
@@ -444,7 +444,7 @@ def _trained(parameters: Any) -> list[torch.nn.Parameter]:
             raise ConfigError(
                 "these are no parameters", who="DiLoCo(parameters)", expected="model.parameters()", got=kind_of(each)
             )
-    trained = [each for each in given if each.requires_grad]
+    trained = [local_part(each.detach()) if hasattr(each, "to_local") else each for each in given if each.requires_grad]
     for each in trained:
         check_plain(each, "DiLoCo(parameters)")
     return trained
@@ -460,7 +460,7 @@ def _flat(parameter: torch.Tensor) -> torch.Tensor:
 
 
 def _check(
-    parameters: list[torch.nn.Parameter], every: int, fragments: int, delay: int, shares: dict[str, Any], lr: Any
+    parameters: list[torch.Tensor], every: int, fragments: int, delay: int, shares: dict[str, Any], lr: Any
 ) -> None:
     """Refuse what cannot be used."""
     wrong = [str(each.dtype) for each in parameters if not each.is_floating_point()]

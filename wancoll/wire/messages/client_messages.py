@@ -20,6 +20,7 @@ class Attach(First, frozen=True):
     min_world: World
     pid: Number
     call_timeout: Seconds = 0.0  # as in Join
+    shards: World = 1  # as in Join
 
 
 class Post(Message, frozen=True):

@@ -60,7 +60,7 @@ class Epoch(Message, frozen=True):
     to: Number
     term: Number
     epoch: Number
-    members: Annotated[list[MemberInfo], Meta(min_length=1, max_length=1024)]  # in rank order
+    members: Annotated[list[MemberInfo], Meta(min_length=1, max_length=1024)]  # in rank order, shards side by side
     plan: Plan
     key: Annotated[bytes, Meta(min_length=16, max_length=16)]  # proves that a lane's dialler is of this group
     min_world: World
@@ -69,6 +69,7 @@ class Epoch(Message, frozen=True):
     reason: Text
     passed: bool = False  # update_memberships up to committed_upto have ended in the epoch before, with its members
     goodbyes: Goodbyes = []
+    shards: World = 1  # members of an island, all of one rank
 
 
 class EpochChange(Message, frozen=True):

@@ -65,6 +65,7 @@ class Join(Message, frozen=True):
     min_world: World
     was: Number = 0  # the mid that an earlier master gave it; it has not entered an epoch
     call_timeout: Seconds = 0.0  # a member this late with a call that another has made is evicted; 0: not stated
+    shards: World = 1  # members of an island: with several *member* is ISLAND/SHARD
 
 
 class AskPlace(Message, frozen=True):
@@ -292,7 +293,7 @@ class UpdateOutcome(Message, frozen=True):
 
     seq: Number
     epoch: Number
-    members: Annotated[list[Name], Meta(max_length=1024)]  # names, by rank
+    members: Annotated[list[Name], Meta(max_length=1024)]  # names, by rank; where islands have several shards theirs
 
 
 class Report(OfMember, frozen=True):
@@ -319,6 +320,7 @@ class Report(OfMember, frozen=True):
     failed: Annotated[list[tuple[Number, Number, Name]], Meta(max_length=1024)]  # other's mid and number, the error
     call_timeout: Seconds = 0.0  # as in Join
     updated: UpdateOutcome | None = None  # of its newest update_membership: others may stand at it still
+    shards: World = 1  # as in Join
 
 
 class ProbeResult(Message, frozen=True):

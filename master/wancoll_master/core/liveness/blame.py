@@ -115,7 +115,7 @@ class _Look:
     def __init__(self, limits: Limits, group: Group, now: float) -> None:
         self._limits, self._group, self._now = limits, group, now
         self._told = _fresh(limits, group, now)
-        self._ranks = {member.mid: rank for rank, member in enumerate(group.members)}
+        self._places = {member.mid: at for at, member in enumerate(group.members)}
         quiet = BLAMED * limits.heartbeat_interval
         self._silent = {member.mid for member in group.members if now - member.daemon.heard_at > quiet}
 
@@ -159,10 +159,10 @@ class _Look:
         """Sends and recvs that are slow, and what they wait for."""
         members = self._group.members
         calls = [
-            (members[self._ranks[mid]], members[self._ranks[op.other]], op, op.age + self._now - told.at)
+            (members[self._places[mid]], members[self._places[op.other]], op, op.age + self._now - told.at)
             for mid, told in self._told.items()
             for op in told.message.ops
-            if op.seq == 0 and op.other in self._ranks
+            if op.seq == 0 and op.other in self._places
         ]
         shut = {(member.mid, other.mid) for member, other, op, _ in calls if op.stage == "input"}
         for member, other, op, age in calls:
@@ -181,7 +181,7 @@ class _Look:
             yield m.WaitStatus(*head, age, int(op.stage == "done"), causes)
 
     def _cause(self, member: Member, why: str, seconds: float) -> m.WaitCause:
-        return m.WaitCause(member.name, self._ranks[member.mid], "", -1, why, seconds)
+        return m.WaitCause(member.name, self._places[member.mid] // self._group.shards, "", -1, why, seconds)
 
     def _silence(self, member: Member) -> m.WaitCause:
         why = f"its daemon {member.daemon.name} has said nothing"
@@ -191,7 +191,7 @@ class _Look:
     def _bad_links(self) -> list[m.WaitCause]:
         """Links that are down or do not move, in the direction that is to blame; not those of silent members."""
         found: dict[tuple[int, int], m.WaitCause] = {}
-        live = self._ranks.keys() - self._silent
+        live = self._places.keys() - self._silent
         for mid, told in self._told.items():
             for link in told.message.links:
                 since = link.since + self._now - told.at
@@ -208,9 +208,10 @@ class _Look:
                         continue
                     why = f"{why}: {link.reason}" if link.reason else why
                 if why and ((source, target) not in found or found[source, target].seconds < since):
-                    ranks = self._ranks[source], self._ranks[target]
-                    ends = [self._group.members[rank].name for rank in ranks]
-                    found[source, target] = m.WaitCause(ends[0], ranks[0], ends[1], ranks[1], clip(why, 300), since)
+                    places = self._places[source], self._places[target]
+                    ends = [self._group.members[at].name for at in places]
+                    one, other = (at // self._group.shards for at in places)
+                    found[source, target] = m.WaitCause(ends[0], one, ends[1], other, clip(why, 300), since)
         return list(found.values())
 
     def _still_hears(self, told: Told, mid: int, since: float) -> bool:

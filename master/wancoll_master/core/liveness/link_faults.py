@@ -101,7 +101,7 @@ def _avoided(step: Step, group: Group, unreachable: list[Complaint]) -> bool:
     """Whether the epoch ends since these links for collectives cannot be made: with another ring, or without an end."""
     first, ends = unreachable[0], {(told.who.name, told.whom.name) for told in unreachable}
     text = f"{first.who.name} and {first.whom.name} cannot reach each other ({first.reason})"
-    if ring_order([member.mid for member in group.members], group.bad_pairs) is not None:
+    if ring_order([member.mid for member in group.members[:: group.shards]], group.apart()) is not None:
         step.record(group, "link", f"{text}: {_words(step, group, ends)}")
         _acted(group, ends, "routed around")
         end_epoch(step, group, f"{text}: other ways around")
@@ -180,10 +180,11 @@ def _tell_other_end(step: Step, group: Group, told: Complaint) -> None:
 
 def _evict(step: Step, group: Group, complained: list[tuple[int, int]], ends: set[tuple[str, str]], text: str) -> None:
     """Evict the end that cannot reach the most others, the newer of two equals, until a ring is possible."""
-    left = [member.mid for member in group.members]
-    victims: list[int] = []
-    while ring_order(left, group.bad_pairs) is None:
-        bad = [ends for ends in group.bad_pairs if ends[0] in left and ends[1] in left]
+    left = [member.mid for member in group.members[:: group.shards]]  # an island is out with the first of it
+    victims, apart, firsts = list[int](), group.apart(), group.firsts()
+    complained = [(firsts[one], firsts[other]) for one, other in complained]
+    while ring_order(left, apart) is None:
+        bad = [ends for ends in apart if ends[0] in left and ends[1] in left]
         blamed = [mid for ends in complained for mid in ends if ends[0] in left and ends[1] in left]
         worst = max(blamed or [mid for ends in bad for mid in ends], key=lambda mid: (sum(mid in e for e in bad), mid))
         left.remove(worst)

@@ -18,7 +18,7 @@ from wancoll_master.core.state import Group, Member, Step, StragglerDeadline, na
 def called(step: Step, member: Member, message: m.CalledWithGrace) -> None:
     """A member has called an operation with a grace time, which begins with the first member that says so."""
     group, seq, call = member.group, message.seq, message.call
-    if group.stopped or seq <= group.heard or seq in group.voids or group.small:
+    if group.stopped or seq <= group.heard or seq in group.voids or group.small or group.shards > 1:
         return
     if not has_deadline(call):
         raise ProtocolError("gives a grace time to what has none", expected="all_reduce of a sum", got=str(call)[:300])

@@ -110,12 +110,14 @@ def settled(step: Step, group: Group) -> bool:
 
 
 def refuse(step: Step, joiner: Member, reason: str, *, evicted: bool = False) -> None:
-    """The joiner is out, for good; *evicted*: an operator says so."""
+    """The joiner is out with its island, for good; *evicted*: an operator says so."""
     group = joiner.group
-    group.joining.remove(joiner)
-    del step.state.members[joiner.mid], joiner.daemon.members[joiner.mid]
-    step.send(joiner.daemon.conn, m.Refused(group.name, joiner.name, clip(reason, 2000), evicted))
-    step.record(group, "refused", f"{joiner.name} of daemon {joiner.daemon.name}: {reason}")
+    for one in [one for one in group.joining if one.island == joiner.island]:
+        why = reason if one is joiner else f"{joiner.name} of its island is refused: {reason}"
+        group.joining.remove(one)
+        del step.state.members[one.mid], one.daemon.members[one.mid]
+        step.send(one.daemon.conn, m.Refused(group.name, one.name, clip(why, 2000), evicted))
+        step.record(group, "refused", f"{one.name} of daemon {one.daemon.name}: {why}")
 
 
 def _ask(step: Step, joiner: Member, pair: ProbePair) -> None:

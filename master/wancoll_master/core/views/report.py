@@ -71,7 +71,7 @@ def gone(state: State, only: Collection[str] = ()) -> list[tuple[str, int, str]]
 
 def _group(state: State, group: Group, now: float) -> m.GroupStatus:
     slow = blame.statuses(state.limits, group, now)
-    members = [_member(member, rank, now) for rank, member in enumerate(group.members)]
+    members = [_member(member, at // group.shards, now) for at, member in enumerate(group.members)]
     return m.GroupStatus(
         name=group.name,
         phase="running" if group.members else "rebuilding" if group.rebuild is not None else "forming",
@@ -149,8 +149,9 @@ def waiting_for(state: State, group: Group, now: float, slow: Sequence[m.WaitSta
         return f"{', '.join(awaited)} to report after the master's restart"
     if not group.members:
         here = len(group.joining)
-        more = counted(group.start_world - here, "more member") if here < group.start_world else "its time"
-        more += f" to start: {here} of {group.start_world} are here"
+        wanted = group.start_world * group.shards
+        more = counted(wanted - here, "more member") if here < wanted else "its time"
+        more += f" to start: {here} of {wanted} are here"
         return "; ".join(filter(None, (more, reserved.why_held(state, group.name, now))))
     if group.current.asking is not None:
         silent = [member for member in group.members if member.mid not in group.current.asking.calls]
@@ -165,7 +166,7 @@ def waiting_for(state: State, group: Group, now: float, slow: Sequence[m.WaitSta
     world = len(group.members)
     if slow and slow[0].causes:
         return f"{blame.words(slow[0])}, for {slow[0].seconds:.1f} s"
-    small = f"joiners: {world} of min_world={group.min_world} members" if group.small else ""
+    small = f"joiners: {world // group.shards} of min_world={group.min_world} members" if group.small else ""
     seq = min(group.current.tally.open, default=0)
     if not seq:
         return small
