@@ -106,7 +106,7 @@ def run(mesh: Mesh, bells: list[int], call: Descriptor, algorithm: str, seed: in
         schedules, input_buffers, call.dtype, call.op, codec=call.codec, result_bytes=result_bytes, digests=digests
     )
     inputs = [Input(whole, bell) for whole, bell in zip(input_buffers, bells, strict=True)]
-    for rank, (coded_input, coded_result) in enumerate(ends):
+    for rank, (coded_input, coded_result, *_) in enumerate(ends):
         if coded_input:
             coded, block = codec.encode(call.codec, call.dtype, input_buffers[rank]), DIGEST_BLOCK // 4
             inputs[rank] = Input(coded, bells[rank], 4 * call.count, codec.coded_bytes(call.codec, block))

@@ -11,7 +11,7 @@ from cyclopts.config import Env
 _PREFIX = "WANCOLL_"
 _ALIKE = 0.8  # by difflib's ratio, without prefix and underscores
 # Of other commands, and alike to an option of a service: all may be set in one place.
-_OTHERS = frozenset({"WANCOLL_SECURE", "WANCOLL_SILENCE_TIMEOUT", "WANCOLL_SITES"})
+_OTHERS = frozenset({"WANCOLL_RELAYS", "WANCOLL_SECURE", "WANCOLL_SILENCE_TIMEOUT", "WANCOLL_SITES"})
 
 misspelt: dict[str, str] = {}  # for the command that runs: variables that it does not read, and what was meant
 
