@@ -131,3 +131,26 @@ def test_a_report_of_a_part_of_an_island_is_refused() -> None:
     members = [(mid, name, f"d{mid}") for mid, name in enumerate(FOUR[:3], 1)]
     room.say("d1", replace(report_of(1, of=(1, 2, 3)), members=members, shards=2))
     assert "d1" not in room.state.daemons
+
+
+@pytest.mark.parametrize("voters", [0, 32])
+def test_both_shards_of_one_daemon_call_too_late(voters: int) -> None:
+    room = Room(Limits(voters=voters))
+    for name in FOUR:
+        room.join(name, daemon=name[:2], start=2, shards=2, call_timeout=5.0)
+    mids = {one.name: one.mid for one in room.group.members}
+    for number in range(1, 30):
+        room.now += 0.5
+        for daemon, called in (("m1", 1), ("m2", 0)):
+            beat = [(mids[f"{daemon}/{shard}"], room.group.epoch, called, 0) for shard in range(2)]
+            room.say(daemon, m.Heartbeat(number, called=beat))
+    assert room.names == ["m1/0", "m1/1"]
+
+
+def test_all_shards_that_were_asked_to_leave_have_left() -> None:
+    room = formed()
+    for name in ("m2/0", "m2/1"):
+        room.stranger(m.AskToLeave(PROTOCOL_VERSION, "g", name, 0.0, ""))
+    for name in ("m2/0", "m2/1"):
+        room.say(f"d{name[1:]}", m.Leave("g", name, "", False))
+    assert room.state.leaves == {("g", "m2/0"): True, ("g", "m2/1"): True}

@@ -143,6 +143,31 @@ def test_a_lane_that_cannot_be_had_again_costs_the_link_in_time() -> None:
     assert only(end.links.step(core.Tick(), 3.0 + DEFAULT.link_timeout), core.LinkLost)
 
 
+def test_what_the_other_end_dials_in_vain_shuts_nobody_out() -> None:
+    """Only the end that began can get through: the other one's dials, numbered above its, come to nothing."""
+    end = End(1, {2})
+    [welcome] = only(end.knock(2, 5), core.Welcome)
+    assert isinstance(welcome, core.Welcome)
+    end.attach(welcome.number)
+    end.links.step(core.LaneLost(welcome.number, 4, 1, "reset"), 3.0)
+    at = end.links.deadline()
+    [dial] = end.links.step(core.Tick(), at)
+    assert isinstance(dial, core.Dial)
+    [vain] = [hello.connection for hello in dial.hellos]
+    assert vain > 3
+    [came] = only(end.knock(2, 5, lane=4, connection=3), core.Welcome)  # while that dial hangs
+    assert isinstance(came, core.Welcome)
+    assert end.links.awaits(welcome.number, 4, 3)
+    assert not end.links.awaits(welcome.number, 4, vain), "late"
+    assert end.links.step(core.NotAttached(welcome.number, 4, "no answer", vain), at) == []
+    [refused] = only(end.knock(2, 5, lane=4, connection=3), core.Refuse)
+    assert isinstance(refused, core.Refuse)
+    assert end.links.step(core.Attached(welcome.number, 4), at) == []
+    assert end.links.deadline() == inf
+    end.links.step(core.LaneLost(welcome.number, 4, 3, "both had dialled"), at + 1.0)
+    assert end.links.deadline() == at + 1.0 + DEFAULT.link_timeout / 4, "the other one's turn"
+
+
 def test_the_lane_for_notes_is_dialled_again_and_the_member_knows_when_it_is_not_heard() -> None:
     for channel in (core.COLLECTIVES, core.P2P):
         end = End(2, {1})

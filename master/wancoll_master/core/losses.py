@@ -79,6 +79,8 @@ def lose(step: Step, gone: dict[Member, str], kind: str, *, tell: bool, cause: s
         why = several(gone[member] for member in lost if member in gone)
         if in_peace := why == "left":
             group.goodbyes += [member.name for member in lost if member.in_epoch]
+            for member in lost:
+                step.state.has_left(name, member.name)
         text = clip(f"{names(lost)} left" if in_peace else f"lost {names(lost)}: {why}")
         out = sum(member.in_epoch for member in lost)
         step.record(group, kind, text, cause=cause, lost=0 if kind == "left" else out)

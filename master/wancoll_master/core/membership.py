@@ -306,8 +306,6 @@ def _from_daemon(step: Step, daemon: Daemon, event: Received) -> None:
                 if member.group.name == left and member.name == name:
                     kind = "client died" if died else "evicted" if reason else "left"
                     cause = "daemon" if kind == "evicted" else ""
-                    if kind == "left":
-                        step.state.has_left(left, name)
                     losses.lose(step, {member: reason or kind}, kind, tell=False, cause=cause)
         case m.Ended(ended):
             losses.ended(step, daemon, ended)

@@ -126,6 +126,8 @@ class Link:
     welcomed: set[int] = field(default_factory=set)  # lanes of their set that were let in
     attached: set[int] = field(default_factory=set)
     connections: dict[int, int] = field(default_factory=dict)  # by lane, of those that had more than one: the newest
+    came: dict[int, int] = field(default_factory=dict)  # by lane: the newest that came through, from either end
+    reached_at: float = -inf  # when the other end last came through with a lane that was lost
     dialled_again: set[int] = field(default_factory=set)  # lanes, by either end, which the shell has not answered
     lost: dict[int, float] = field(default_factory=dict)  # lanes, and since when
     restored: dict[int, tuple[float, float]] = field(default_factory=dict)  # lanes: since when lost, when up again
@@ -620,6 +622,7 @@ class Links:
         link.number, link.state, link.due = 0, State.idle, inf
         for lanes in (link.attached, link.welcomed, link.connections, link.lost, link.restored, link.dialled_again):
             lanes.clear()
+        link.came.clear()
 
     def _begin(self, link: Link, state: State, out: list[Command]) -> m.Epoch:
         """Open a set, *dialling* or *accepting*."""
@@ -635,6 +638,7 @@ class Links:
         assert link.owner.epoch is not None
         link.attached.add(lane)
         if link.up:
+            link.came[lane] = link.connections.get(lane, 1)
             link.dialled_again.discard(lane)
             link.restored[lane] = link.lost.pop(lane, now), now
             if lane == link.notes and link.channel == COLLECTIVES:
@@ -687,7 +691,8 @@ class Links:
 
     def _plan_restore(self, link: Link, at: float) -> None:
         """See that lanes that are lost are dialled again, *at* then, by the end whose turn it is."""
-        since = min(link.lost.values(), default=inf)
+        # Where both dial at once each takes the other's and drops its own: then it is the turn of the one that began.
+        since = max(min(link.lost.values(), default=inf), link.reached_at)
         turn = -inf if link.ours else inf if link.one_way else self._patience(since)
         dials = link.lost.keys() - link.dialled_again
         link.due = min(max(at, turn) if dials else inf, self._too_late(link))
@@ -706,7 +711,7 @@ class Links:
         else:
             lanes = sorted(link.lost.keys() - link.dialled_again)
             for lane in lanes:
-                newest = link.connections.get(lane, 1)
+                newest = max(link.connections.get(lane, 1), link.came.get(lane, 1))
                 link.connections[lane] = newest + 1 + newest % 2 if link.ours else (newest | 1) + _LEAP - 1
             link.dialled_again.update(lanes)
             self._plan_restore(link, now)
@@ -844,8 +849,10 @@ class Links:
         here = hello.connection % 2 == 0  # whether this end has made the set that it is of
         newest = link.generation if here else link.accepted
         known = link.number > 0 and link.ours == here and hello.generation == newest
-        if known and link.up and hello.connection > link.connections.get(hello.lane, 1):
-            link.connections[hello.lane] = hello.connection
+        # What this end dials itself holds up nobody: it may dial in vain.
+        if known and link.up and hello.connection > link.came.get(hello.lane, 1):
+            link.connections[hello.lane] = link.came[hello.lane] = hello.connection
+            link.reached_at = now
             link.dialled_again.add(hello.lane)
             self._lose_lane(link, hello.lane, "it was dialled again", now, out)
             return Welcome(knock, link.number, hello.lane)

@@ -29,7 +29,10 @@ def heard(step: Step, daemon: Daemon, beat: m.Heartbeat) -> None:
         member = daemon.members.get(mid)
         if member is not None and seconds >= step.limits.heartbeat_timeout:
             _evict(step, member, f"its training process {_STATES.get(state, state)}, for {seconds:.1f} s")
-    for member in list(daemon.members.values()):
+    for mid in list(daemon.members):
+        member = daemon.members.get(mid)
+        if member is None:  # out with its island
+            continue
         bound = member.group.call_timeout or step.limits.call_timeout
         if bound and (late := _late(step, member)) >= bound:
             seq = member.called[1] + 1
