@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.faults.support import links_lost
+from tests.faults.support import links_lost, wait_until
 from tests.relay.nat import KINDS, PORT, Nats, why_not
 from tests.relay.running import relays
 from wancoll.chaos import Cluster, in_threads
@@ -225,6 +225,7 @@ def test_a_master_that_is_a_relay_is_killed_and_started_again_and_nobody_is_lost
         cluster.kill_master()
         cluster.start_master()
         assert [receipt.world_size for receipt in sum_of(comms)] == [2, 2]
+        wait_until(lambda: bool(cluster.status().groups), 30, "the new master hears of the group")  # they need none
         [group] = cluster.status().groups
         assert group.plan is not None
         assert [way for _, _, way in group.plan.plan.ways] == [Way.relayed]

@@ -513,7 +513,7 @@ def test_tokens_have_to_be_a_number(cluster: Cluster, joined: Any, tokens: float
 @pytest.mark.check  # the first use of torch.optim costs seconds
 def test_the_pages_block_runs_as_it_stands(joined: Any, monkeypatch: Any, capsys: Any) -> None:
     page = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
-    (block,) = (each for each in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "DiLoCo(" in each)
+    (block,) = (each for each in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "BATCH_TOKENS = " in each)
     comms, mine = joined(2), threading.local()
     monkeypatch.setattr(wancoll, "run", lambda train, start_world: train(mine.comm))
 
