@@ -194,6 +194,7 @@ BOUNDS = {
     "wancoll/peer/core/collectives.py: Collectives._up": "group_members",
     "wancoll/peer/core/collectives.py: Collectives._voids": "voids",
     "wancoll/peer/core/links.py: Link.attached": "max_lanes",
+    "wancoll/peer/core/links.py: Link.came": "max_lanes",
     "wancoll/peer/core/links.py: Link.connections": "max_lanes",
     "wancoll/peer/core/links.py: Link.dialled_again": "max_lanes",
     "wancoll/peer/core/links.py: Link.lost": "max_lanes",

@@ -164,8 +164,25 @@ def test_what_the_other_end_dials_in_vain_shuts_nobody_out() -> None:
     assert isinstance(refused, core.Refuse)
     assert end.links.step(core.Attached(welcome.number, 4), at) == []
     assert end.links.deadline() == inf
-    end.links.step(core.LaneLost(welcome.number, 4, 3, "both had dialled"), at + 1.0)
-    assert end.links.deadline() == at + 1.0 + DEFAULT.link_timeout / 4, "the other one's turn"
+
+
+def test_where_both_dial_a_lane_at_once_that_of_who_began_stays() -> None:
+    """But for a while only: it may dial in vain."""
+    end = End(2, {1})
+    [dial] = only(end.entered, core.Dial)
+    assert isinstance(dial, core.Dial)
+    end.attach(dial.number)
+    for lost_at, expected in (
+        (2.0 - DEFAULT.link_timeout / 8, core.Refuse),
+        (2.0 - DEFAULT.link_timeout / 2, core.Welcome),
+    ):
+        end = End(2, {1})
+        [dial] = only(end.entered, core.Dial)
+        assert isinstance(dial, core.Dial)
+        end.attach(dial.number)
+        end.links.step(core.LaneLost(dial.number, 4, 1, "reset"), lost_at)
+        assert only(end.links.step(core.Tick(), lost_at), core.Dial)
+        assert only(end.knock(1, 1, lane=4, connection=1024), expected)  # at 2.0
 
 
 def test_the_lane_for_notes_is_dialled_again_and_the_member_knows_when_it_is_not_heard() -> None:

@@ -127,7 +127,7 @@ class Link:
     attached: set[int] = field(default_factory=set)
     connections: dict[int, int] = field(default_factory=dict)  # by lane, of those that had more than one: the newest
     came: dict[int, int] = field(default_factory=dict)  # by lane: the newest that came through, from either end
-    reached_at: float = -inf  # when the other end last came through with a lane that was lost
+    redialled_at: float = -inf  # when lanes that were lost were last dialled again
     dialled_again: set[int] = field(default_factory=set)  # lanes, by either end, which the shell has not answered
     lost: dict[int, float] = field(default_factory=dict)  # lanes, and since when
     restored: dict[int, tuple[float, float]] = field(default_factory=dict)  # lanes: since when lost, when up again
@@ -691,8 +691,7 @@ class Links:
 
     def _plan_restore(self, link: Link, at: float) -> None:
         """See that lanes that are lost are dialled again, *at* then, by the end whose turn it is."""
-        # Where both dial at once each takes the other's and drops its own: then it is the turn of the one that began.
-        since = max(min(link.lost.values(), default=inf), link.reached_at)
+        since = min(link.lost.values(), default=inf)
         turn = -inf if link.ours else inf if link.one_way else self._patience(since)
         dials = link.lost.keys() - link.dialled_again
         link.due = min(max(at, turn) if dials else inf, self._too_late(link))
@@ -714,6 +713,7 @@ class Links:
                 newest = max(link.connections.get(lane, 1), link.came.get(lane, 1))
                 link.connections[lane] = newest + 1 + newest % 2 if link.ours else (newest | 1) + _LEAP - 1
             link.dialled_again.update(lanes)
+            link.redialled_at = now
             self._plan_restore(link, now)
             way = self._way_again(link)  # if by a relay, one may come back
             out.append(Dial(link.number, link.other, self._hellos(link, lanes), way, way))
@@ -849,10 +849,10 @@ class Links:
         here = hello.connection % 2 == 0  # whether this end has made the set that it is of
         newest = link.generation if here else link.accepted
         known = link.number > 0 and link.ours == here and hello.generation == newest
-        # What this end dials itself holds up nobody: it may dial in vain.
-        if known and link.up and hello.connection > link.came.get(hello.lane, 1):
+        # Either may dial in vain, so what came through counts alone. Where both dial at once that of who began stays.
+        stays = link.ours and hello.lane in link.dialled_again and now < self._patience(link.redialled_at)
+        if known and link.up and not stays and hello.connection > link.came.get(hello.lane, 1):
             link.connections[hello.lane] = link.came[hello.lane] = hello.connection
-            link.reached_at = now
             link.dialled_again.add(hello.lane)
             self._lose_lane(link, hello.lane, "it was dialled again", now, out)
             return Welcome(knock, link.number, hello.lane)
