@@ -18,8 +18,8 @@ import numpy as np
 from cyclopts import App
 
 from tests.bench.__main__ import machine
-from tests.wan.network import DEVICE, SECOND, Host, Wan, why_not
-from wancoll import Communicator
+from tests.wan.network import Host, Wan, why_not
+from tests.wan.uplinks import ENV, join_last, lose
 from wancoll.chaos import Cluster, in_threads
 
 RATES = 300e6, 200e6  # bits per second
@@ -44,16 +44,14 @@ def uplinks(*, rounds: int = 5, seconds: float = 4.0, delay: float = 0.010) -> i
         print(f"no WAN here: {reason}", file=sys.stderr)
         return 2
     print(machine())
-    quick = {"WANCOLL_LANE_TIMEOUT": "2"}
-    env = {0: quick, 1: {"WANCOLL_UPLINK": f"{DEVICE} {SECOND}", **quick}}
     ports: dict[Host, dict[str, float]] = {
         port: {"up": rate, "down": rate} for port, rate in zip(PORTS, RATES, strict=True)
     }
     with (
         Wan(peers=2, delay=delay, rate=1e9, second=[1], ports=ports) as wan,
-        Cluster(peers=2, network=wan, peer_env=env) as cluster,
+        Cluster(peers=2, network=wan, peer_env=ENV) as cluster,
     ):
-        comms = _connect(cluster)
+        comms = join_last(cluster)
         tensors = [[np.full(COUNT, i + 1.0, np.float32) for _ in range(IN_FLIGHT)] for i in range(2)]
 
         def reduce(i: int) -> tuple[float, int]:
@@ -75,18 +73,13 @@ def uplinks(*, rounds: int = 5, seconds: float = 4.0, delay: float = 0.010) -> i
         low, high = statistics.median(plain), statistics.median(ours)
         print(f"plain streams {low / 1e6:.0f} Mbit/s each way, all-reduce {high / 1e6:.0f}: {high / low:.3f}")
 
-        def part(port: int, loss: float) -> None:
-            for host in (0, "master"):
-                wan.change_path(port, host, loss=loss)
-                wan.change_path(host, port, loss=loss)
-
         with ThreadPoolExecutor(1) as pool:
             cut = pool.submit(in_threads, reduce, 2)
             time.sleep(0.5)  # in the midst of what takes over two seconds
-            part(PORTS[1], 1.0)
+            lose(wan, PORTS[1], 1.0)
             print(f"the second one cut in mid-operation: {_told(cut.result())} for {IN_FLIGHT} of 64 MiB")
         print(f"over the first alone: {_told(in_threads(reduce, 2))}")
-        part(PORTS[1], 0.0)
+        lose(wan, PORTS[1], 0.0)
         back, before = time.monotonic(), wan.counters().sent_bytes(PORTS[1])
         with ThreadPoolExecutor(1) as pool:
             again = pool.submit(in_threads, lambda i: [reduce(i) for _ in range(3)], 2)
@@ -100,20 +93,6 @@ def uplinks(*, rounds: int = 5, seconds: float = 4.0, delay: float = 0.010) -> i
 def _told(results: Iterable[tuple[float, int]]) -> str:
     seconds, attempts = max(results)
     return f"{seconds:.1f} s" + (f", {attempts} attempts" if attempts > 1 else "")
-
-
-def _connect(cluster: Cluster) -> list[Communicator]:
-    """Host 1 joins last, so that it dials, over both of its uplinks."""
-    elder = cluster.connect(0, start_world=1)
-
-    def join(i: int) -> Communicator:
-        if i == 1:
-            return cluster.connect(1, start_world=1)
-        while elder.world_size < 2:
-            elder.update_membership()
-        return elder
-
-    return in_threads(join, 2)
 
 
 def _streams(wan: Wan, seconds: float) -> float:

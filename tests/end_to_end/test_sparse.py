@@ -78,7 +78,7 @@ def test_what_an_owner_drops_of_a_sum_is_in_its_residual(comms: list[Any]) -> No
 
 
 def test_bytes_sent(comms: list[Any]) -> None:
-    """Of 4 MiB of floats, with all headers, by 3 members: rings of floats send 4/3 of them."""
+    """What 3 members send for 4 MiB of floats, with all headers: rings of floats send 4/3 of that."""
     for codec, least in (("none", 0.99), ("top1.5%", 130), ("top1.5%/top1.5%", 195)):
         results = in_threads(lambda r, c=codec: comms[r].all_reduce(given(r, 1, 1 << 20), codec=c, timeout=30), 3)
         for receipt in results:

@@ -64,7 +64,7 @@ def test_notes_arrive_as_they_were_and_those_of_a_lost_connection_are_lost_with_
 
 
 def test_all_votes_that_a_member_may_say_again_leave_at_once_over_a_lane_that_takes_few() -> None:
-    """As one does whose window has yet to open: they wait here."""
+    """A socket takes few bytes, as where its window has yet to open: the notes wait here."""
     votes = 2 * DEFAULT.ops_in_flight + DEFAULT.zero_contributions + 1
     with Engine() as a, Engine() as b:
         for engine, end in zip((a, b), tcp_pair(), strict=True):

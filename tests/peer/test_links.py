@@ -168,10 +168,6 @@ def test_what_the_other_end_dials_in_vain_shuts_nobody_out() -> None:
 
 def test_where_both_dial_a_lane_at_once_that_of_who_began_stays() -> None:
     """But for a while only: it may dial in vain."""
-    end = End(2, {1})
-    [dial] = only(end.entered, core.Dial)
-    assert isinstance(dial, core.Dial)
-    end.attach(dial.number)
     for lost_at, expected in (
         (2.0 - DEFAULT.link_timeout / 8, core.Refuse),
         (2.0 - DEFAULT.link_timeout / 2, core.Welcome),

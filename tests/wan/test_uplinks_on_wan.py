@@ -7,10 +7,10 @@ import time
 import numpy as np
 import pytest
 
-from tests.wan.network import DEVICE, SECOND, Wan
+from tests.wan.network import Wan
 from tests.wan.test_delayline import patient
 from tests.wan.test_plans_on_wan import ask
-from wancoll import Communicator
+from tests.wan.uplinks import ENV, join_last, lose
 from wancoll.chaos import Cluster, in_threads
 
 pytestmark = [pytest.mark.wan, pytest.mark.check]
@@ -62,22 +62,12 @@ def test_a_limit_holds_on_the_line_and_makes_shares_uneven() -> None:
 @pytest.mark.timeout(120)
 def test_lanes_go_over_all_uplinks_and_over_the_others_when_one_is_gone() -> None:
     """The daemon that joins last dials. Each of its two uplinks carries 20 Mbit/s."""
-    up, quick = {"up": LIMIT}, {"WANCOLL_LANE_TIMEOUT": "2"}
-    env = {0: quick, 1: {"WANCOLL_UPLINK": f"{DEVICE} {SECOND}", **quick}}
+    up = {"up": LIMIT}
     with (
         Wan(peers=2, delay=0.005, rate=200e6, second=[1], ports={1: up, 3: up}) as wan,
-        Cluster(peers=2, network=wan, peer_env=env) as cluster,
+        Cluster(peers=2, network=wan, peer_env=ENV) as cluster,
     ):
-        elder = cluster.connect(0, start_world=1)
-
-        def join(i: int) -> Communicator:
-            if i == 1:
-                return cluster.connect(1, start_world=1)
-            while elder.world_size < 2:
-                elder.update_membership()
-            return elder
-
-        comms = in_threads(join, 2)
+        comms = join_last(cluster)
 
         def reduce(i: int) -> int:
             tensor = np.full(COUNT, i + 1.0, np.float32)
@@ -93,14 +83,9 @@ def test_lanes_go_over_all_uplinks_and_over_the_others_when_one_is_gone() -> Non
         assert min(sent) > 0.35 * sum(sent) > COUNT
         assert 8 * sum(sent) / took > 1.3 * LIMIT
 
-        def lose(ratio: float) -> None:
-            for host in (0, "master"):
-                wan.change_path(3, host, loss=ratio)
-                wan.change_path(host, 3, loss=ratio)
-
-        lose(1.0)
+        lose(wan, 3, 1.0)
         assert in_threads(reduce, 2) == [1, 1]  # what was on its way there goes over the other one
-        lose(0.0)
+        lose(wan, 3, 0.0)
         before = wan.counters().sent_bytes(3)
         while wan.counters().sent_bytes(3) < before + COUNT:
             in_threads(reduce, 2)

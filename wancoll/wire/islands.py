@@ -26,6 +26,6 @@ def parted(name: str, shards: int) -> tuple[str, int]:
 
 def in_order(names: Sequence[str], shards: int) -> bool:
     """Whether members of these *names* are whole islands, one after the other."""
-    places = [(parted(name, shards)) for name in names]
+    places = [parted(name, shards) for name in names]
     first = [island for island, shard in places if shard == 0]
     return places == [(island, shard) for island in first for shard in range(shards)]

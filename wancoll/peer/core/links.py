@@ -620,9 +620,9 @@ class Links:
             del self._open[link.number]
             out.append(CloseLink(link.number))
         link.number, link.state, link.due = 0, State.idle, inf
-        for lanes in (link.attached, link.welcomed, link.connections, link.lost, link.restored, link.dialled_again):
+        by_lane = link.connections, link.came, link.lost, link.restored
+        for lanes in (link.attached, link.welcomed, link.dialled_again, *by_lane):
             lanes.clear()
-        link.came.clear()
 
     def _begin(self, link: Link, state: State, out: list[Command]) -> m.Epoch:
         """Open a set, *dialling* or *accepting*."""

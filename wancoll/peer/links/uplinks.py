@@ -31,8 +31,8 @@ async def bring_home(connector: Connector, dialled: Callable[[], Iterable[Dialle
         except DialFailed:
             return
         await stream.aclose()
-        now, (last, pause) = trio.current_time(), moved.get(key, (-inf, 0.0))
-        moved[key] = now, min(2 * pause, _LONGEST_PAUSE) if now - last < _LONGEST_PAUSE else _ANSWER_SECONDS
+        _, pause = moved.get(key, (-inf, 0.0))
+        moved[key] = trio.current_time(), min(max(2 * pause, _ANSWER_SECONDS), _LONGEST_PAUSE)
         for lane in lanes:
             lane.cut()
 

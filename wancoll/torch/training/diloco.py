@@ -44,14 +44,8 @@ from wancoll.errors import ConfigError, WancollError
 from wancoll.torch.training.fragments import Act, cut, most_fragments, turn
 
 _OUTER = ("nesterov", "feedback")
-_ALIKE = (
-    "every",
-    "delay",
-    "mixing",
-    "lr",
-    "momentum",
-    "decays",
-)  # what all members give alike, beside what operations compare
+# What all members give alike, beside what operations compare.
+_ALIKE = ("every", "delay", "mixing", "lr", "momentum", "decays")
 
 
 @dataclass(frozen=True, slots=True)

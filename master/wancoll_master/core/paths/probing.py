@@ -56,9 +56,8 @@ def result(step: Step, daemon: Daemon, message: m.ProbeResult) -> Group | None:
     members = step.state.members
     one, other, joiner = (members.get(mid) for mid in (message.prober, message.target, message.joiner))
     if one is not None and other is not None and one.daemon is daemon and message.way is not m.Way.relayed:
-        ways.found(
-            step, daemon, other.daemon, message.way, ok=message.ok, why=message.reason
-        )  # also where the joiner has come in
+        # Also where the joiner has come in.
+        ways.found(step, daemon, other.daemon, message.way, ok=message.ok, why=message.reason)
     if joiner is None or joiner.in_epoch or joiner.group.name != message.group:
         return None
     group, outward = joiner.group, message.prober == joiner.mid
