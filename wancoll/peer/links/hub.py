@@ -239,7 +239,8 @@ class LinkHub:
             for number, link in self._up().items():
                 for lane, watched in self._watched[number].items():
                     if link.ours and isinstance(watched, WatchedSocket):
-                        yield number, link.other.addresses, lane, watched
+                        theirs = link.connections.get(lane, 1) % 2 == 0
+                        yield number, link.other.addresses, lane, watched, theirs
 
         if len(self._config.uplink) > 1:
             await bring_home(self.connector, dialled)

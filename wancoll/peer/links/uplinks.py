@@ -14,14 +14,15 @@ _LOOK_SECONDS = 0.5  # between looks
 _ANSWER_SECONDS = 1.0  # for an answer over an uplink that failed
 _LONGEST_PAUSE = 60.0  # seconds between two moves of one link's lanes, where the uplink fails again and again
 
-Dialled = tuple[int, Sequence[str], int, WatchedSocket]  # link's number, addresses at its other end, lane, connection
+# Link's number, addresses at its other end, lane, connection, whether the other end has dialled that.
+Dialled = tuple[int, Sequence[str], int, WatchedSocket, bool]
 
 
 async def bring_home(connector: Connector, dialled: Callable[[], Iterable[Dialled]]) -> None:
     """Task: cut lanes that are over another uplink than theirs, so that they are dialled again over theirs.
 
     First somebody has to answer over that one: a lane that is lost costs bytes (R17), and only where that helps.
-    *dialled*: the lanes over TCP that this daemon has dialled.
+    *dialled*: the lanes over TCP of links that this daemon has dialled; the other end may have dialled some again.
     """
     moved: dict[tuple[int, str], tuple[float, float]] = {}  # by link and uplink: when, and the pause after it
 
@@ -39,9 +40,9 @@ async def bring_home(connector: Connector, dialled: Callable[[], Iterable[Dialle
     while True:
         await trio.sleep(_LOOK_SECONDS)
         strays: dict[tuple[int, str], tuple[Sequence[str], list[WatchedSocket]]] = {}
-        for number, addresses, lane, connection in dialled():
+        for number, addresses, lane, connection, theirs in dialled():
             own = connector.turn(lane)[0]
-            if connection.uplink() not in ("", own):
+            if theirs or connection.uplink() not in ("", own):
                 strays.setdefault((number, own), (addresses, []))[1].append(connection)
         now = trio.current_time()
         moved = {key: seen for key, seen in moved.items() if now - seen[0] < _LONGEST_PAUSE}
