@@ -6,6 +6,7 @@ import contextlib
 import select
 import socket
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -67,6 +68,9 @@ class BreakingMesh(Mesh):
     def _pump(self) -> None:
         while not self._stop:
             with self._lock:
+                for wire in list(self.wires.values()):
+                    if not min(wire.left):
+                        self._break(wire)
                 wires = list(self.wires.values())
             fds = {wire.ends[i].fileno(): (wire, i) for wire in wires for i in (0, 1)}
             notes = {engine.notes_fd: engine for engine in self.engines}
@@ -95,9 +99,10 @@ class BreakingMesh(Mesh):
     def cut(self, where: tuple[int, int, int], i: int, after: int) -> None:
         """Let the connection end when so many more bytes have gone in this direction."""
         with self._lock:
-            self.wires[where].left[i] = after
-            if not after:
-                self._break(self.wires[where])
+            wire = self.wires[where]
+            wire.left[i] = after
+        while not after and self.wires[where] is wire:  # the pump alone closes what it may be waiting for
+            time.sleep(0.001)
 
     def passed(self) -> dict[tuple[int, int, int], list[int]]:
         with self._lock:
