@@ -42,7 +42,7 @@ class Path:
         each = [int(value / LANES) for value in (self.acked, self.segments, self.lost)]
         lane = TcpInfo(self.rtt + self.waits, self.rtt, 0.0, True, each[0], each[1], each[2], self.busy, 0)
         lanes = dict.fromkeys(range(LANES), lane)
-        for number, pace in self.pacer.look(self.now, {self.number: (self.planned, lanes)}).items():
+        for number, pace in self.pacer.look(self.now, {(self.number, None): (self.planned, lanes)}).items():
             assert number == self.number
             self.pace = pace
             self.changes += 1
