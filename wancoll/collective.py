@@ -106,7 +106,7 @@ BLOCKS = {
     Codec.bf16: (1, 2), Codec.fp16: (128, 260), Codec.int8: (128, 132), Codec.int4: (32, 20), Codec.fp8: (128, 132)
 }  # fmt: skip
 SPARSE_BLOCK = 4096  # elements
-_SPARSE_NAME = re.compile(r"top(100|\d{1,2}(?:\.\d{1,2})?)%(-int8)?")
+_SPARSE_NAME = re.compile(r"top(100|[0-9]{1,2}(?:\.[0-9]{1,2})?)%(-int8)?")
 _WHOLE, _TWICE = 10000, 128  # as WC_SPARSE_WHOLE and WC_SPARSE_TWICE
 
 

@@ -463,6 +463,10 @@ def kernel_name() -> str:
     return ffi.string(table.name).decode()
 
 
-def hash_at(address: int, nbytes: int) -> int:
-    """XXH3-64 of memory, which must stay mapped. Other Python threads run meanwhile."""
-    return lib.wc_kernels_default().hash64(ffi.cast("void *", address), nbytes)
+def hash_at(address: int, nbytes: int, codec: Codec = Codec.none, count: int = 0) -> int:
+    """XXH3-64 of memory, which must stay mapped. Other Python threads run meanwhile.
+
+    With a *codec*: of *count* elements in it; -1 where a block of them is none.
+    """
+    at = ffi.cast("void *", address)
+    return lib.wc_kernels_default().hash64(at, nbytes) if lib.wc_codec_valid(codec, at, count) else -1

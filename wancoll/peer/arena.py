@@ -126,17 +126,17 @@ class ZeroContribution:
         self._map = mmap.mmap(-1, max(1, result_at + result_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         with ffi.from_buffer(self._map, require_writable=True) as view:
             self.input_buffer = int(ffi.cast("uintptr_t", view))
-        self.result_buffer, self._nbytes = self.input_buffer + result_at, result_bytes
+        self.result_buffer = self.input_buffer + result_at
 
     def __del__(self) -> None:
         # Giving back GiB takes long, and what refers to this last does so in the event loop.
         with suppress(RuntimeError, AttributeError):  # the process ends; or there was no memory
             threading.Thread(target=self._map.close, name="wancoll-give-back", daemon=True).start()
 
-    def pieces(self, address: int) -> Iterator[Callable[[], None]]:
-        """Steps that copy the result to *address*, where the client wants it; each keeps this memory, and is short."""
-        for at in range(0, self._nbytes, _PIECE):
-            yield partial(self._copy, address + at, at)
+    def pieces(self, address: int, nbytes: int) -> Iterator[Callable[[], None]]:
+        """Steps that copy so much of the result to *address*; each keeps this memory, and is short."""
+        for at in range(0, nbytes, _PIECE):
+            yield partial(self._copy, address + at, at, min(_PIECE, nbytes - at))
 
-    def _copy(self, address: int, at: int) -> None:
-        lib.wc_pages_copy(address, self.result_buffer + at, min(_PIECE, self._nbytes - at), 1)
+    def _copy(self, address: int, at: int, nbytes: int) -> None:
+        lib.wc_pages_copy(address, self.result_buffer + at, nbytes, 1)

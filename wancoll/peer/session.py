@@ -536,7 +536,7 @@ class Session:
                     first = self._behind[0]
                     if isinstance(first, Op):
                         assert isinstance(first.memory, ZeroContribution)
-                        for copy in first.memory.pieces(self.arena.address + first.result_buffer):
+                        for copy in first.memory.pieces(self.arena.address + first.result_buffer, first.handed):
                             await trio.to_thread.run_sync(copy)
                     else:
                         self._stream.send(encode(first))
@@ -653,7 +653,7 @@ class Session:
         try:
             if op.zeros:
                 if op.memory is None:
-                    op.memory = ZeroContribution(resolved.input_bytes, resolved.result_bytes)
+                    op.memory = ZeroContribution(*op.call.memory)
                 assert isinstance(op.memory, ZeroContribution)
                 input_buffer, result_buffer = op.memory.input_buffer, op.memory.result_buffer
             if beside:
@@ -661,7 +661,7 @@ class Session:
                 assert isinstance(op.beside, ZeroContribution)
                 result_buffer = op.beside.result_buffer
             if op.attempts > 1 and not op.zeros and resolved.input_bytes and not self._may_write(op):
-                self._look(op, input_buffer, op.call.memory[0])  # what any epoch reads: this one may read less
+                self._look(op, input_buffer)
             prepared = self._prepared.get(resolved) or self._prepare(resolved, view, channel)
             filled = base + op.filled if op.filled >= 0 and op.call.input_bytes else 0
             shown = base + op.shown if op.shown >= 0 and not beside else 0
@@ -685,18 +685,24 @@ class Session:
         if self._daemon.failpoints.armed:
             self._daemon.watch_first_bytes(self.links.numbers(channel).values())
 
-    def _look(self, op: Op, address: int, nbytes: int) -> None:
-        """An op runs again: see whether its client writes to its input. Two looks must find the same bytes (R13)."""
+    def _look(self, op: Op, address: int) -> None:
+        """An op runs again: see whether its client writes to its input. Two looks must find the same bytes (R13).
+
+        And blocks of the codec: the other members refuse what is none.
+        """
+        call, nbytes = op.call.posted, op.call.memory[0]  # what any epoch reads: this one may read less
+        coded = (call.codec, call.count) if op.call.ends.input else ()
+        look = partial(hash_at, address, nbytes, *coded)
         if nbytes <= _LOOK_AT_ONCE:  # before anybody can find the results of this attempt to differ
-            self._looked(op, hash_at(address, nbytes))
+            self._looked(op, look())
         else:
             self._looks += 1
-            self._daemon.soon(partial(self._look_long, op, address, nbytes))
+            self._daemon.soon(partial(self._look_long, op, look))
 
-    async def _look_long(self, op: Op, address: int, nbytes: int) -> None:
+    async def _look_long(self, op: Op, look: Callable[[], int]) -> None:
         """Task: the same in a thread."""
         try:
-            found = await trio.to_thread.run_sync(hash_at, address, nbytes)
+            found = await trio.to_thread.run_sync(look)
         finally:
             self._looks -= 1
             self._idle.set()
@@ -706,7 +712,7 @@ class Session:
 
     def _looked(self, op: Op, found: int) -> None:
         before, op.input_hash = op.input_hash, found
-        if before not in (None, found):
+        if found < 0 or before not in (None, found):
             self.run(self.member.written(op))
 
     def _may_write(self, op: Op) -> bool:

@@ -185,6 +185,8 @@ def posted(post: m.Post, knew: World | None, mid: int, who: str) -> Call:
             expected, got = "ahead for recv only", call.kind.name
         elif post.input_coded and not call.codec:
             expected, got = "an input that is encoded for a call with a codec", call.codec.name
+        elif post.input_coded and call.codec.sparse and post.filled >= 0:  # its daemon looks at the blocks
+            expected, got = "an input that is there, of a sparse codec", str(call)
         elif post.result_coded and (not call.codec.of_result or call.grace):  # its daemon may have taken part by now
             expected, got = "a result that is encoded of a call with a codec, and without grace", str(call)
         elif post.result_kept and (not (call.codec.sparse and call.codec.of_result) or post.result_coded):
@@ -204,7 +206,8 @@ def call_of_zeros(asked: m.ContributeZeros, view: EpochView) -> Call | None:
     call = asked.call
     if _misfit(call, -1, view.world, view.mid)[0] or not call.grace:
         return None
-    return Call(call, view.world, -1, *choose.sizes(call, view.rank, len(view.world.mids)), False)
+    sizes, kept = choose.sizes(call, view.rank, len(view.world.mids)), call.codec.sparse and call.codec.of_result
+    return Call(call, view.world, -1, *sizes, False, Ends(kept=kept))
 
 
 def _misfit(call: Descriptor, peer: int, knew: World, mid: int) -> tuple[str, str]:

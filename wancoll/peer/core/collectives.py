@@ -162,6 +162,7 @@ class Collectives(OpTable):
             name = self.view.world.names[self.view.rank]
             return [cmd.ToClient(outcomes.differs(op, post.id, str(call.posted), name))]
         op.client_id, op.input_buffer, op.result_buffer = post.id, post.input_buffer, post.result_buffer
+        op.handed = call.memory[1]
         return self.tell(op, op.outcome) if ended and op.outcome is not None else []
 
     # ---- from the master -----------------------------------------------------------------------------
@@ -349,7 +350,7 @@ class Collectives(OpTable):
         if call is None:
             return []  # no client can call this: now the others wait for this one, as without a grace time
         held = [op.call for op in self._late.values() if not isinstance(op.outcome, m.Failure) or op.live]
-        nbytes = sum(each.input_bytes + each.result_bytes for each in (*held, call))
+        nbytes = sum(sum(each.memory) for each in (*held, call))
         if len(self._late) >= self._limits.zero_contributions or nbytes > self._limits.zero_contribution_bytes:
             return []  # its results have to be kept: now the others wait for the client
         op = self.open[seq] = self._late[seq] = Op(seq, 0, call, 0, 0, 0, now, seq, zeros=True)

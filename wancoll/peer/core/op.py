@@ -78,6 +78,7 @@ class Op:
     outcome: m.Result | m.Failure | None = None
     zeros: bool = False  # the daemon takes part for a client that is late (R20), in memory of its own
     memory: object = None  # then: that memory, which the shell holds
+    handed: int = 0  # and bytes of it that the client has room for
     vote: bytes = b""  # which the engine may send to `hearers` (mids) when it has finished the current attempt
     hearers: tuple[int, ...] = ()
     voted_to: tuple[int, ...] = ()  # those to whom it has

@@ -32,7 +32,7 @@ def result(op: Op, epoch: int, contributors: list[str], digest: int, now: float)
         counted=not op.zeros,
         bytes_in_memory=op.bytes_in_memory,
         bytes_received=op.resolved.bytes_received if op.resolved is not None else 0,
-        kept=(0, 0) if op.resolved is None or op.zeros else op.resolved.schedule.kept,
+        kept=(0, 0) if op.resolved is None else op.resolved.schedule.kept,
     )
 
 
