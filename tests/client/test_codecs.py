@@ -173,6 +173,7 @@ def test_what_the_client_thinks_that_the_wire_does(each: Codec, dtype: DType) ->
         (tensor(DType.float32), {"codec": "top1%/top1%", "algorithm": "naive"}, ("direct or ring", "'naive'")),
         (tensor(DType.float32), {"codec": "top1.5%", "rounding": "stochastic"}, ("rounding='nearest'", "'stochastic'")),
         (tensor(DType.float32), {"codec": "top0%"}, ("codec is not available", "top1.5%/top1.5%", "'top0%'")),
+        (tensor(DType.float32), {"codec": "top\u0663%"}, ("codec is not available", "'top\u0663%'")),  # no 3 of ours
         (tensor(DType.float32), {"codec": "int8", "rounding": "up"}, ("rounding is not available", "nearest or stoch")),
         (tensor(DType.float32), {"rounding": "stochastic"}, ("without a codec", "codec= or max_rel_error=")),
         (tensor(DType.float32), {"codec": "int8", "rounding": "stochastic", "seed": -1}, ("seed", "64 bits", "got -1")),
@@ -303,6 +304,17 @@ def test_a_residual_decays(held: Communicator, manual: FakeDaemon) -> None:
     for decay in (-0.1, 1.1, "much", True):
         with refused("ErrorFeedback(decay=...)", "from 0 to 1"):
             wancoll.ErrorFeedback(decay=decay)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e30])
+def test_the_error_of_tiny_and_of_huge_values_is_measured(comm: Communicator, size: float) -> None:
+    x = gaussian(5000) * np.float32(size)
+    receipt = comm.all_reduce(x.copy(), codec="top1.5%", feedback=wancoll.ErrorFeedback(), name="w")
+    codec = Codec.named("top1.5%")
+    assert codec is not None
+    wide = x.astype(np.float64)
+    expected = np.linalg.norm(wide - lossy(codec, DType.float32, x)) / np.linalg.norm(wide)
+    assert receipt.codec_error == pytest.approx(expected, rel=1e-6)
 
 
 def test_the_rounding_of_half_types_is_not_lost(held: Communicator, manual: FakeDaemon) -> None:

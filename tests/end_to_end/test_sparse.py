@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +13,9 @@ import wancoll
 from tests.faults.support import all_called, attempt, close_all, cluster_fixture, join, ranked, wait_until
 from tests.schedule import codec as codecs
 from wancoll.chaos import Cluster, in_threads
+from wancoll.client.codecs import Feed
 from wancoll.collective import Codec, DType
+from wancoll.native import ffi
 from wancoll.schedule.steps import chunk_bounds
 
 COUNT = 5 * 4096 + 100
@@ -120,6 +123,55 @@ def test_members_with_other_codecs_are_named(comms: list[Any], codec: str) -> No
     for text in in_threads(member, 3):
         assert f"codec={codec}" in text
         assert "codec=top2%" in text
+
+
+@both
+def test_the_daemon_of_a_late_owner_keeps_what_it_drops(comms: list[Any], codec: str) -> None:
+    """So nothing is lost: what the late one would have sent, and what was dropped of its share, is in its residual."""
+    feedbacks, ended = [wancoll.ErrorFeedback() for _ in range(3)], threading.Barrier(3)
+
+    def call(rank: int) -> np.ndarray:
+        x = given(rank, 0)
+        if rank == 1:
+            ended.wait(30)
+        receipt = comms[rank].all_reduce(x, codec=codec, feedback=feedbacks[rank], name="w", grace=1.0, timeout=30)
+        if rank != 1:
+            ended.wait(30)
+        assert receipt.counted == (rank != 1)
+        return x
+
+    found = in_threads(call, 3, 60)
+    kept = np.sum([feedback.residual("w") for feedback in feedbacks], axis=0, dtype=np.float64)
+    exact = np.sum([given(rank, 0) for rank in range(3)], axis=0, dtype=np.float64)
+    assert np.abs(found[0] + kept - exact).max() < 1e-4
+
+
+@pytest.mark.parametrize("liar", ["m0", "m1"])
+def test_blocks_that_nobody_encodes_put_out_their_client_alone(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, liar: str
+) -> None:
+    """Of two members, whoever is older."""
+    add = Feed.add
+
+    def lie(feed: Feed, address: int) -> None:
+        add(feed, address)
+        if feed._name == liar:
+            ffi.memmove(ffi.cast("char *", address), b"\xff" * feed.nbytes, feed.nbytes)
+
+    monkeypatch.setattr(Feed, "add", lie)
+    two = sorted(join(cluster, range(2)), key=lambda comm: comm.name)
+
+    def call(comm: Any) -> Any:
+        how = {"codec": "top1.5%", "feedback": wancoll.ErrorFeedback(), "name": comm.name, "timeout": 30}
+        return attempt(lambda: comm.all_reduce(given(0, 0), **how))
+
+    found = dict(zip(("m0", "m1"), in_threads(lambda k: call(two[k]), 2), strict=True))
+    assert isinstance(found.pop(liar).error, wancoll.Evicted)
+    ((honest, outcome),) = found.items()
+    assert outcome.receipt is not None, outcome.error
+    assert outcome.receipt.contributors == (honest,)
+    assert any("its encoded blocks are none" in event.text for event in cluster.status().events)
+    close_all(two)
 
 
 @both

@@ -221,6 +221,9 @@ def test_sums_are_kept_of_sparse_codecs_that_encode_the_result() -> None:
     for codec in (Codec.none, Codec.int8, once):
         with pytest.raises(ProtocolError, match=r"a codec|sums that are kept"):
             posts(codec=codec)
+    late = m.Post(1, Descriptor(Kind.all_reduce, count=9000, codec=once), 0, 64, 1, filled=128, input_coded=True)
+    with pytest.raises(ProtocolError, match="that is there"):
+        posted(late, KNEW, 10, "m10")
     for wrong in ({"op": ReduceOp.max}, {"algorithm": "tree"}, {"rounding": "stochastic"}):
         with pytest.raises(ProtocolError, match="for sparse codecs"):
             posts(codec=twice, **wrong)

@@ -208,6 +208,25 @@ def test_a_checkpoint_goes_on_where_it_was(cluster: Cluster, joined: Any) -> Non
         assert torch.equal(a, b)
 
 
+def test_a_checkpoint_goes_on_with_another_codec(cluster: Cluster, joined: Any) -> None:
+    (comm,) = joined(1)
+    mine = parameters(2, (200,))
+    one, other = DiLoCo(mine, every=1, codec="int8"), DiLoCo(mine, every=1, codec="top1.5%")
+    one.join(comm)
+    moved(mine, 0, 0)
+    one.step()
+    kept = one.state_dict()["feedback"]["diloco/0"]
+    kept[0] = 5.0  # tokens that came too late
+    other.load_state_dict(one.state_dict() | {"feedback": {"diloco/0": kept}})
+    found = other.state_dict()["feedback"]["diloco/0"]
+    assert found.size == 4096 + 200
+    assert found[0] == 5.0
+    assert (found[-200:] == kept[-200:]).all()
+    other.join(comm)
+    [step] = other.step()
+    assert step.weights == {comm.name: 6.0}
+
+
 @pytest.mark.parametrize("codec", ["top1.5%", "top1.5%/top1.5%"])
 def test_with_a_hundred_times_fewer_bytes_the_loss_falls_as_with_int8(
     cluster: Cluster, joined: Any, codec: Any

@@ -314,7 +314,8 @@ class Feed:
                 if whole is not None:
                     whole[at] = wanted
                 if not self.codec.of_result:
-                    squares = [sums + float(x @ x) for sums, x in zip(squares, (lost[at], wanted), strict=True)]
+                    wide = lost[at].astype(np.float64), wanted.astype(np.float64)  # squares of floats are in its range
+                    squares = [sums + float(x @ x) for sums, x in zip(squares, wide, strict=True)]
         self.error = math.sqrt(squares[0] / squares[1]) if squares[1] > 0 else 0.0
         self.found(lost, whole)
 

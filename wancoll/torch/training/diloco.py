@@ -310,6 +310,7 @@ class DiLoCo:
             fragment.outer.copy_(state["outer"][p])
             fragment.velocity.copy_(state["velocity"][p])
             fragment.tokens, fragment.work, fragment.buffer = float(state["tokens"][p]), None, None
+        self._move_tokens(self._roster, self._name)  # the codec may be another one
 
     # ---- how it is done ------------------------------------------------------------------------------
 
@@ -350,7 +351,8 @@ class DiLoCo:
             size = next(fragment.outer.numel() for fragment in self._fragments if fragment.name == key)
             places = np.zeros(len(roster) * self._width, residual.dtype)
             if old in before:
-                places[roster.index(name) * self._width] = residual[before.index(old) * self._width]
+                width = (residual.size - size) // len(before)  # of the codec that was then
+                places[roster.index(name) * self._width] = residual[before.index(old) * width]
             moved[key] = np.concatenate((places, residual[residual.size - size :]))
         self._feedback.load_state_dict(moved)
 
