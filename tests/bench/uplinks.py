@@ -8,25 +8,29 @@ from __future__ import annotations
 
 import socket
 import statistics
+import struct
+import subprocess
 import sys
 import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack
 
 import numpy as np
 from cyclopts import App
 
 from tests.bench.__main__ import machine
-from tests.wan.network import Host, Wan, why_not
+from tests.wan.network import DEVICE, SECOND, Host, Wan, why_not
+from tests.wan.speed import RECEIVE, SEND
 from tests.wan.uplinks import ENV, join_last, lose
 from wancoll.chaos import Cluster, in_threads
 
 RATES = 300e6, 200e6  # bits per second
 PORTS = 1, 3  # of host 1 and its second device, to Wan
-STREAMS = 8  # each way over each uplink
+STREAMS = 4  # each way over each uplink
 COUNT = 16 << 20  # elements of float32: 64 MiB
-IN_FLIGHT = 2
+IN_FLIGHT = 8
+TCPI_BYTES_RECEIVED = 128  # offset in struct tcp_info
 
 app = App(name="python -m tests.bench.uplinks", help=__doc__)
 
@@ -96,32 +100,39 @@ def _told(results: Iterable[tuple[float, int]]) -> str:
 
 
 def _streams(wan: Wan, seconds: float) -> float:
-    """Bits per second of payload, each way, of the slower way: STREAMS over each uplink, both ways at once."""
-    with wan.inside(0):
-        listener = socket.create_server((wan.address(0), 0))
-    end = time.monotonic() + seconds
+    """Bits per second of payload, each way, of the slower way: STREAMS over each uplink.
 
-    def pump(sock: socket.socket, sends: bool) -> int:
-        data, moved = memoryview(bytearray(1 << 18)), 0
-        sock.settimeout(5.0)
-        while time.monotonic() < end:
-            moved += sock.send(data) if sends else sock.recv_into(data)
-        return moved
+    Each end is a process of its own. The first quarter, in which TCP finds its rate, is not counted.
+    """
+    receivers: tuple[list[socket.socket], ...] = [], []
 
-    with closing(listener), ThreadPoolExecutor(8 * STREAMS) as pool:
-        near, far = [], []
-        for port in PORTS:
-            for _ in range(2 * STREAMS):
+    def received() -> list[int]:
+        infos = [[sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 136) for sock in way] for way in receivers]
+        return [sum(struct.unpack_from("Q", info, TCPI_BYTES_RECEIVED)[0] for info in way) for way in infos]
+
+    with ExitStack() as stack:
+        with wan.inside(0):
+            listener = stack.enter_context(socket.create_server((wan.address(0), 0)))
+        for port, device in zip(PORTS, (DEVICE, SECOND), strict=True):
+            for i in range(2 * STREAMS):
                 with wan.inside(1):
-                    near.append(socket.create_connection(listener.getsockname(), 5.0, (wan.address(port), 0)))
-                far.append(listener.accept()[0])
-        out = [pool.submit(pump, sock, i % 2 == 0) for i, sock in enumerate(near)]
-        back = [pool.submit(pump, sock, i % 2 == 1) for i, sock in enumerate(far)]
-        up = sum(one.result() for one in back[::2])
-        down = sum(one.result() for one in out[1::2])
-        for sock in near + far:
-            sock.close()
-    return 8 * min(up, down) / seconds
+                    near = socket.socket()
+                near.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, device.encode())
+                near.bind((wan.address(port), 0))
+                near.connect(listener.getsockname())
+                far, _ = listener.accept()
+                for end, code in zip((near, far), (SEND, RECEIVE) if i % 2 else (RECEIVE, SEND), strict=True):
+                    command = [sys.executable, "-c", code, str(end.fileno()), str(2 * seconds)]
+                    process = subprocess.Popen(command, pass_fds=[end.fileno()])
+                    stack.callback(process.wait)
+                    stack.callback(process.kill)
+                    stack.enter_context(end)
+                receivers[i % 2].append(far if i % 2 else near)
+        time.sleep(seconds / 4)
+        before, began = received(), time.monotonic()
+        time.sleep(seconds * 3 / 4)
+        after, took = received(), time.monotonic() - began
+    return min(8 * (now - then) / took for now, then in zip(after, before, strict=True))
 
 
 if __name__ == "__main__":

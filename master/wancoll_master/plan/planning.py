@@ -377,7 +377,7 @@ def _wire(
     start = min(daemon.lanes for daemon in daemons)
     tried: dict[int, float] = dict(before.tried) if before is not None else {}
     settled = before is not None and before.settled
-    lanes = before.plan.lanes if before is not None else start
+    lanes = before.plan.lanes if before is not None and before.plan.turns else start  # within a machine fewer do
     pacing, congestion = 0, ""
     sharing, threads = 1, _threads(members)
     if not local:

@@ -39,6 +39,7 @@ _WHY = {  # of the engine's and OpenSSL's words between daemons, what there is t
 _HELLO_BYTES = 4096  # more than TLS begins with
 _NEARBY_SECONDS = 0.5  # for a daemon in the same local network, if it is in that one, to answer
 _QUEUED = 1024  # messages that wait for one daemon at this relay
+SO_MAX_PACING_RATE = 47  # Linux
 _FULL_PACKET = 64 * KIB  # bytes that are read of it, at most
 
 
@@ -68,6 +69,17 @@ class WatchedSocket:
         with contextlib.suppress(OSError):
             return self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, 16).rstrip(b"\0").decode()
         return ""
+
+    def ends(self) -> tuple[str, str] | None:
+        """The addresses, without ports, of this end and the other one; None: it is closed."""
+        with contextlib.suppress(OSError):
+            return self._socket.getsockname()[0], self._socket.getpeername()[0]
+        return None
+
+    def pace(self, rate: int) -> None:
+        """Send at most *rate* bytes per second from now on."""
+        with contextlib.suppress(OSError):
+            self._socket.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, rate)
 
     def cut(self) -> None:
         """End the connection at both ends, unless it has ended."""

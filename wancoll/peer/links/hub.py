@@ -140,6 +140,17 @@ class LinkHub:
         lanes = ((found, _seen(watched[lane], found)) for lane, found in counts.items())
         return daemon, self.traffic.look(number, daemon, lanes)
 
+    def ends_of(self, number: int, lane: int) -> tuple[str, str] | None:
+        """The addresses at both ends of a lane over TCP."""
+        watched = self._watched.get(number, {}).get(lane)
+        return watched.ends() if isinstance(watched, WatchedSocket) else None
+
+    def pace(self, number: int, lane: int, rate: int) -> None:
+        """Let this lane send at most *rate* bytes per second, until it is dialled again or the plan changes."""
+        watched = self._watched.get(number, {}).get(lane)
+        if isinstance(watched, WatchedSocket):
+            watched.pace(rate)
+
     def looks(self) -> dict[int, dict[int, LaneLook]]:
         """The lanes of all links that are up, by number, as the engine and the kernel see them."""
         self._looks = {number: self._lane_looks(number, link) for number, link in self._up().items()}

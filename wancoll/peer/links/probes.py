@@ -18,7 +18,7 @@ from wancoll.errors import ProtocolError
 from wancoll.limits import KIB, MIB, PROTOCOL_VERSION, Limits
 from wancoll.net.dial import DialFailed, read_frame
 from wancoll.peer.core.paths.tcpinfo import burst_rate, saturated
-from wancoll.peer.links.connections import Connection, Connector, kernel_view
+from wancoll.peer.links.connections import SO_MAX_PACING_RATE, Connection, Connector, kernel_view
 from wancoll.peer.links.lanes import TCP_NOTSENT_LOWAT, greet
 from wancoll.wire import messages as m
 
@@ -32,7 +32,6 @@ _PART = 512 * KIB  # bytes of a burst that are announced, and answered, at a tim
 _CHUNK = 64 * KIB
 _ANSWERED_BYTES = 64 * MIB  # that one connection may make this daemon read
 _ANSWERED_ROUNDS = 256
-_SO_MAX_PACING_RATE = 47  # Linux
 
 # ---- the dialler's side -----------------------------------------------------------------------------
 
@@ -132,7 +131,7 @@ async def _send_burst(
     sock, nbytes, zeros = stream.socket, ask.nbytes // _FLOWS, bytes(_CHUNK)
     sock.setsockopt(socket.IPPROTO_TCP, TCP_NOTSENT_LOWAT, 0x7FFFFFFF)  # trio sets 16 KiB, which would be the limit
     if most < inf:
-        sock.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, int(most / _FLOWS))
+        sock.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, int(most / _FLOWS))
     with contextlib.suppress(OSError):  # a lost packet must not be the limit
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

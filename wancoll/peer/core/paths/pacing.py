@@ -39,25 +39,35 @@ class _Link:
     wait: float = FIRST_WAIT
 
 
+# A link's number, never used again, and the addresses at both ends of some of its lanes: those over one uplink.
+Way = tuple[int, tuple[str, str] | None]
+
+
 class Pacer:
-    """The links of a daemon, by numbers that are never used again."""
+    """All ways of a daemon. Lanes over another uplink have a pace of their own: uplinks differ."""
 
     def __init__(self) -> None:
-        self._links: dict[int, _Link] = {}
+        self._links: dict[Way, _Link] = {}
 
-    def look(self, now: float, looks: Mapping[int, tuple[int, Mapping[int, TcpInfo]]]) -> dict[int, int]:
-        """Take in all links that are up, and return those whose lanes' pace changes, with it in bytes per second.
+    def look(self, now: float, looks: Mapping[Way, tuple[int, Mapping[int, TcpInfo]]]) -> dict[Way, int]:
+        """Take in all links that are up, and return ways whose lanes need a pace, with it in bytes per second.
 
-        *looks* has for each the plan's pace of a lane in bytes per second (0: none), and its lanes.
+        *looks* has for each the plan's pace of a lane in bytes per second (0: none), and its lanes. A lane that was
+        dialled again begins at the plan's.
         """
         changed = {}
-        self._links = {number: link for number, link in self._links.items() if number in looks}
-        for number, (planned, lanes) in looks.items():
-            link = self._links.get(number)
+        self._links = {way: link for way, link in self._links.items() if way in looks}
+        for way, (planned, lanes) in looks.items():
+            link = self._links.get(way)
             if link is None or link.planned != planned:  # whoever brings it into an epoch sets the plan's pace
-                self._links[number] = _Link(planned, planned, planned, dict(lanes))
-            elif planned and self._judge(link, lanes, now):
-                changed[number] = link.pace
+                self._links[way] = _Link(planned, planned, planned, dict(lanes))
+                continue
+            anew = any(
+                lane not in link.before or info.bytes_acked < link.before[lane].bytes_acked
+                for lane, info in lanes.items()
+            )
+            if planned and (self._judge(link, lanes, now) or (anew and link.pace != planned)):
+                changed[way] = link.pace
         return changed
 
     def _judge(self, link: _Link, lanes: Mapping[int, TcpInfo], now: float) -> bool:
