@@ -90,9 +90,8 @@ typedef struct {
     uint64_t bytes[3];
     uint32_t dtype, op;
     uint32_t codec;
-    /* bits 1 << WC_INPUT and 1 << WC_RESULT: that buffer holds encoded bytes. With a codec the digest is of the result's
-       encoded form, which else begins where scratch does; of a sparse one without WC_SPARSE_TWICE the result is not
-       encoded */
+    /* bits 1 << WC_INPUT and 1 << WC_RESULT: that buffer holds encoded bytes. 1 << WC_SCRATCH: the result is what its
+       encoded form says, of which the digest is; it begins where scratch does unless the result's buffer has it */
     uint32_t coded;
     uint32_t kept; /* 1: the result buffer has room for as many elements more, which steps may use and are not digested */
     uint32_t stochastic; /* rounding of the codec; nearest otherwise */

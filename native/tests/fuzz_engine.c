@@ -85,7 +85,7 @@ static void post(bench *b, int which)
     wc_step steps[8];
     wc_op op = {.id = b->id + (uint64_t)which, .epoch = b->epoch, .seq = SEQ + (uint64_t)which, .fingerprint = 7,
                 .input = b->input, .result = b->result[which], .bytes = {TOTAL, which == 1 ? CHUNK : SIZES[which], CHUNK},
-                .coded = which == 1 ? 1u << WC_RESULT : 0,
+                .coded = which == 1 ? 1u << WC_RESULT | 1u << WC_SCRATCH : 0,
                 .dtype = which == 1 ? WC_F32 : WC_I32, .codec = which == 1 ? WC_CODEC_INT8 : WC_CODEC_NONE, .divisor = 2,
                 .lanes = LANES, .lane_groups = 1, .digest = 1, .steps = steps};
     if (b->posted[which])

@@ -434,7 +434,7 @@ static int post_exchange(bed *b, int n, int me, call c, buffer input, buffer res
     wc_step lines[4 * MAX_RANKS];
     wc_op op = {
         .id = c.id, .epoch = c.epoch, .seq = c.seq, .fingerprint = c.fingerprint, .input = input.data, .result = result.data,
-        .bytes = {c.count * 4, c.count * 4}, .dtype = WC_F32, .op = c.op, .codec = WC_CODEC_INT8, .divisor = (uint32_t)n,
+        .bytes = {c.count * 4, c.count * 4}, .dtype = WC_F32, .op = c.op, .codec = WC_CODEC_INT8, .coded = 1u << WC_SCRATCH, .divisor = (uint32_t)n,
         .lanes = b->lanes, .lane_groups = b->lane_groups, .digest = 1, .steps = lines, .filled = c.filled,
     };
     op.steps_count = exchange_schedule(lines, &op.bytes[WC_SCRATCH], n, me, c.count);
@@ -856,7 +856,7 @@ static void test_flips_of_kinds(void)
                         .dtype = kind == ENCODED ? WC_F32 : WC_I32, .codec = kind == ENCODED ? WC_CODEC_INT8 : WC_CODEC_NONE,
                         .divisor = 1, .lanes = 1, .lane_groups = 1, .digest = kind != NOT_HASHED, .steps_count = 1, .steps = steps};
             if (kind == ENCODED) {
-                op.coded = 1u << WC_RESULT;
+                op.coded = 1u << WC_RESULT | 1u << WC_SCRATCH;
                 steps[0].to = (wc_place){.buffer = WC_RESULT, .encoded = 1, .offset = START / 512 * 132};
             }
             CHECK(wc_post(engine, &op) == 0);

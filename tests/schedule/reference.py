@@ -141,6 +141,7 @@ class _Run:
         self._world_size = len(schedules)
         self._input_buffers = [np.ascontiguousarray(input_buffer).view(np.uint8) for input_buffer in inputs]
         self._sizes, self._ends = result_bytes, [schedule.ends for schedule in schedules]
+        self._adopts = [schedule.adopts for schedule in schedules]
         for rank, ends in enumerate(self._ends):
             if ends.input:
                 key = None if noise is None else noise[rank][1]
@@ -194,8 +195,8 @@ class _Run:
         return self._elements(self._memory[rank][Buffer.result].data[at[0] : at[1]])
 
     def digest(self, rank: int) -> int:
-        """The digest of the rank's result, which is there; with a codec that of its encoded form."""
-        if self._coding is None or not self._coding.of_result:
+        """The digest of the rank's result, which is there; or of the encoded form that it adopts."""
+        if self._coding is None or not self._adopts[rank]:
             return numbers.digest(self._memory[rank][Buffer.result].data.tobytes())
         coded = self._memory[rank][Buffer.result if self._ends[rank].result else Buffer.scratch].data
         block = self._coding.coded_bytes(numbers.DIGEST_BLOCK)

@@ -151,6 +151,7 @@ def prepare(
     prepared.bytes = (input_bytes, result_bytes, schedule.scratch)
     prepared.dtype, prepared.op, prepared.codec, prepared.stochastic = int(dtype), int(op), int(codec), int(stochastic)
     prepared.coded = schedule.ends.input << int(Buffer.input) | schedule.ends.result << int(Buffer.result)
+    prepared.coded |= schedule.adopts << int(Buffer.scratch)
     prepared.kept = int(schedule.ends.kept)
     prepared.divisor, prepared.lanes, prepared.lane_groups = world_size, lanes, lane_groups
     prepared.stripe, prepared.no_turns = stripe, int(not turns)

@@ -3,7 +3,8 @@
 An algorithm handles values: byte ranges that are (or will be) here. With a codec, a rank's own bytes are what they are
 once encoded, whoever reduces them; sums are encoded before they are sent, once for each value; what was received
 encoded is passed on as it came; and the result is what its encoded form says, on every rank, so that all hold the same
-bytes. Where the caller's memory has its bytes encoded, or takes the result so, it is read and written as it is.
+bytes. Where the caller's memory has its bytes encoded, or takes the result so, it is read and written as it is. In
+kinds other than all_reduce the result is never encoded as such: it is sums, or what the blocks in it say.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from wancoll.collective import Codec, DType, ReduceOp
+from wancoll.collective import Codec, DType, Kind, ReduceOp
 from wancoll.schedule.steps import RAW_ENDS, Action, Buffer, Direction, Ends, Place, Schedule, Step, chunk_bounds
 
 _WIDE = (DType.float32, DType.float64)
@@ -41,12 +42,12 @@ class Coding:
     elements: int
     coded: int
     itemsize: int
-    of_result: bool = True  # as Codec.of_result
+    of_result: bool = True  # the result is what its encoded form says
 
     @classmethod
-    def of(cls, codec: Codec, dtype: DType) -> Coding | None:
+    def of(cls, codec: Codec, dtype: DType, kind: Kind = Kind.all_reduce) -> Coding | None:
         """The coding of *codec* for elements of *dtype*; None if they travel as they are."""
-        return cls(*codec.block, dtype.itemsize, codec.of_result) if codec else None
+        return cls(*codec.block, dtype.itemsize, codec.of_result and kind is Kind.all_reduce) if codec else None
 
     def coded_bytes(self, nbytes: int) -> int:
         """Wire size of *nbytes* of elements; the last block is a whole one."""
@@ -141,7 +142,12 @@ class Builder:
             return Value(start, length, Place(Buffer.input, start if at is None else at))
         if self._ends.input:
             return Value(start, length, None, coded=Place(Buffer.input, self.coding.coded_bytes(start), encoded=True))
-        return self.encoded(Value(start, length, Place(Buffer.input, start)))._replace(raw=None)
+        place = Place(Buffer.input, start if at is None else at)
+        return self.encoded(Value(start, length, place))._replace(raw=None)
+
+    def range_at(self, offset: int) -> int:
+        """Where the range of the block begins that is at *offset* of the result: ranges begin at a codec's blocks."""
+        return offset if self.coding is None else 0
 
     def making(self, start: int, length: int) -> Place:
         """Where bytes of the result may be made: where they belong, unless that takes them encoded.
@@ -188,18 +194,20 @@ class Builder:
         """
         if not length:
             return Value(start, 0, result_at(0))
-        coded = self._coded(raw)
+        coded, adopts = self._coded(raw), result is not None and self._codes_result
         if coded:
-            to = self._coded_room(length) if result is None else self._coded_result(start)
+            to = self._coded_result(start) if adopts else self._coded_room(length)
         else:
             to = result_at(result) if result is not None else to or self.room(length)
         value = Value(start, length, None if coded else to, coded=to if coded else None)
-        final = result is not None and (not coded or self._ends.result)
+        final = result is not None and (not coded or (adopts and self._ends.result))
         done = self._receive(peer, value, Action.copy, to=to, result=final)
         if not coded:
             return value._replace(raw_after=done)
         value = value._replace(coded_after=done)
-        return value if result is None else self._final(value)
+        if result is None or adopts:
+            return self._final(value) if adopts else value
+        return self._decode(value, result_at(result), result=True)
 
     def recv_reduced(
         self,
@@ -335,7 +343,11 @@ class Builder:
             self.send_nothing(self.right)
         if self.world_size > 1 and not self._received[self.left]:
             self.recv_nothing(self.left)
-        return Schedule(tuple(self._steps), self._scratch, self._ends)
+        return self.schedule()
+
+    def schedule(self) -> Schedule:
+        """The schedule as it is: for two ranks that have nothing to do with the others."""
+        return Schedule(tuple(self._steps), self._scratch, self._ends, adopts=self._codes_result)
 
     # ---- inside --------------------------------------------------------------------------------------
 

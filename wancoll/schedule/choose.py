@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import accumulate
 
-from wancoll.collective import DATALESS, Codec, Descriptor, Kind
+from wancoll.collective import DATALESS, REDUCING, Codec, Descriptor, Kind
 from wancoll.errors import ConfigError
 from wancoll.schedule import cost, pairs
 from wancoll.schedule.algorithms import (
@@ -120,7 +120,7 @@ def _preferred(
         planned = offered[0]
     if pairs.most_messages(descriptor, planned, world_size, sites) > MOST_PLANNED:
         planned = offered[0]
-    if descriptor.codec is not Codec.none and planned not in ENCODE_ONCE:
+    if descriptor.codec is not Codec.none and descriptor.kind in REDUCING and planned not in ENCODE_ONCE:
         return "direct"
     return planned
 
@@ -194,7 +194,7 @@ def make(
         sites=sites,
         shares=shares,
     )
-    coding = Coding.of(descriptor.codec, descriptor.dtype) if descriptor.kind is Kind.all_reduce else None
+    coding = Coding.of(descriptor.codec, descriptor.dtype, descriptor.kind)
     builder = Builder(rank, world_size, coding, shape.nbytes, ends, raw_sums=descriptor.bounded and coding is not None)
     kept = (0, 0)
     if world_size > 1:

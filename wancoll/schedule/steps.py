@@ -91,13 +91,15 @@ RAW_ENDS = Ends()
 class Schedule(NamedTuple):
     """One rank's steps, and the bytes of scratch memory that they use.
 
-    With a codec the result's encoded form is the first that lies in scratch memory, unless the result buffer has it.
+    Where the result *adopts* what its encoded form says, this is the first that lies in scratch memory, unless the
+    result buffer has it.
     """
 
     steps: tuple[Step, ...]
     scratch: int = 0
     ends: Ends = RAW_ENDS
     kept: tuple[int, int] = (0, 0)  # where the sums that are kept begin and end in the tensor, elements
+    adopts: bool = False
 
 
 def chunk_bounds(

@@ -21,7 +21,7 @@ static bool takes(const wc_kernels *kernels, uint32_t codec, uint32_t dtype)
 
 bool wc_result_coded(const wc_op *op)
 {
-    return op->codec && (op->codec < WC_CODECS || op->codec & WC_SPARSE_TWICE);
+    return op->coded >> WC_SCRATCH & 1;
 }
 
 static bool place_valid(const wc_op *op, const wc_step *step, const wc_place *place, size_t itemsize)

@@ -41,12 +41,12 @@ def reduce_scatter(builder: Builder, shape: Shape) -> None:
 def all_gather(builder: Builder, shape: Shape) -> None:
     """Every rank sends its block to all."""
     starts = [0, *accumulate(shape.lengths)]
-    own = builder.mine(starts[builder.rank], shape.lengths[builder.rank], 0)
-    builder.keep(own, own.start)
+    own = builder.mine(builder.range_at(starts[builder.rank]), shape.lengths[builder.rank], 0)
+    builder.keep(own, starts[builder.rank])
     for peer in builder.rightwards:
         builder.send(peer, own)
     for peer in builder.leftwards:
-        builder.recv(peer, starts[peer], shape.lengths[peer], result=starts[peer])
+        builder.recv(peer, builder.range_at(starts[peer]), shape.lengths[peer], result=starts[peer])
 
 
 def broadcast(builder: Builder, shape: Shape) -> None:
@@ -72,13 +72,13 @@ def reduce(builder: Builder, shape: Shape) -> None:
 def gather(builder: Builder, shape: Shape) -> None:
     """All send their block to the root."""
     length = shape.nbytes
-    own = builder.mine(builder.rank * length, length, 0)
+    own = builder.mine(builder.range_at(builder.rank * length), length, 0)
     if builder.rank != shape.root:
         builder.send(shape.root, own)
         return
-    builder.keep(own, own.start)
+    builder.keep(own, builder.rank * length)
     for peer in builder.rightwards:
-        builder.recv(peer, peer * length, length, result=peer * length)
+        builder.recv(peer, builder.range_at(peer * length), length, result=peer * length)
 
 
 def scatter(builder: Builder, shape: Shape) -> None:
@@ -102,8 +102,9 @@ def barrier(builder: Builder, shape: Shape) -> None:
 def all_to_all(builder: Builder, shape: Shape) -> None:
     """Every rank sends every other one a block."""
     rank, length = builder.rank, shape.nbytes
-    builder.keep(builder.mine(rank * length, length, shape.starts[rank]), rank * length)
+    at = builder.range_at(rank * length)
+    builder.keep(builder.mine(at, length, shape.starts[rank]), rank * length)
     for peer in builder.rightwards:
-        builder.send(peer, builder.mine(rank * length, length, shape.starts[peer]))
+        builder.send(peer, builder.mine(at, length, shape.starts[peer]))
     for peer in builder.leftwards:
-        builder.recv(peer, peer * length, length, result=peer * length)
+        builder.recv(peer, builder.range_at(peer * length), length, result=peer * length)

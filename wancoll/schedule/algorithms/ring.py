@@ -63,12 +63,13 @@ def all_gather(builder: Builder, shape: Shape) -> None:
     """N-1 hops: each rank passes on what it received last, its own block first."""
     n, rank = builder.world_size, builder.rank
     starts = [0, *accumulate(shape.lengths)]
-    value = builder.mine(starts[rank], shape.lengths[rank], 0)
+    value = builder.mine(builder.range_at(starts[rank]), shape.lengths[rank], 0)
     builder.keep(value, starts[rank])
     for hop in range(1, n):
         builder.send(builder.right, value)
         block = (rank - hop) % n
-        value = builder.recv(builder.left, starts[block], shape.lengths[block], result=starts[block])
+        at = builder.range_at(starts[block])
+        value = builder.recv(builder.left, at, shape.lengths[block], result=starts[block])
 
 
 def broadcast(builder: Builder, shape: Shape) -> None:
@@ -95,14 +96,14 @@ def reduce(builder: Builder, shape: Shape) -> None:
 def gather(builder: Builder, shape: Shape) -> None:
     """A chain that ends at the root, where every rank sends its block and then what comes from its left neighbour."""
     n, rank, root, length = builder.world_size, builder.rank, shape.root, shape.nbytes
-    value = builder.mine(rank * length, length, 0)
+    value = builder.mine(builder.range_at(rank * length), length, 0)
     if rank == root:
-        builder.keep(value, value.start)
+        builder.keep(value, rank * length)
     else:
         builder.send(builder.right, value)
     for distance in range(1, 1 + (rank - root - 1) % n):
         start = (rank - distance) % n * length
-        value = builder.recv(builder.left, start, length, result=start if rank == root else None)
+        value = builder.recv(builder.left, builder.range_at(start), length, result=start if rank == root else None)
         if rank != root:
             builder.send(builder.right, value)
 
@@ -130,11 +131,13 @@ def all_to_all(builder: Builder, shape: Shape) -> None:
     can reach each other.
     """
     n, rank, length = builder.world_size, builder.rank, shape.nbytes
-    builder.keep(builder.mine(rank * length, length, shape.starts[rank]), rank * length)
+    at = builder.range_at(rank * length)
+    builder.keep(builder.mine(at, length, shape.starts[rank]), rank * length)
     for distance in range(n - 1, 0, -1):
-        builder.send(builder.right, builder.mine(rank * length, length, shape.starts[(rank + distance) % n]))
+        builder.send(builder.right, builder.mine(at, length, shape.starts[(rank + distance) % n]))
     for hop in range(1, n):
         start = (rank - hop) % n * length
+        at = builder.range_at(start)
         for _ in range(n - 1 - hop):
-            builder.send(builder.right, builder.recv(builder.left, start, length))
-        builder.recv(builder.left, start, length, result=start)
+            builder.send(builder.right, builder.recv(builder.left, at, length))
+        builder.recv(builder.left, at, length, result=start)
