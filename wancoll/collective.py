@@ -130,6 +130,8 @@ class Kind(IntEnum):
 REDUCING = frozenset({Kind.all_reduce, Kind.reduce_scatter, Kind.reduce})  # kinds with a reduce op
 ROOTED = frozenset({Kind.broadcast, Kind.reduce, Kind.gather, Kind.scatter})
 SAME_RESULT = frozenset({Kind.all_reduce, Kind.all_gather, Kind.broadcast})  # every member's result is the same bytes
+# Kinds whose elements may travel in a codec; in a sparse one those of an all_reduce only.
+CODED = frozenset({Kind.all_reduce, Kind.reduce_scatter, Kind.all_gather, Kind.broadcast, Kind.all_to_all})
 DATALESS = frozenset({Kind.update_membership, Kind.barrier})
 # Kinds that end nowhere without everyone, where every member gives something.
 PROVING = frozenset({Kind.all_reduce, Kind.all_gather, Kind.reduce_scatter, Kind.all_to_all})

@@ -1,4 +1,7 @@
-"""Sparse codecs through real clusters: what is sent, what stays with whom, and that nothing is lost on the way."""
+"""Sparse codecs through real clusters: what is sent, what stays with whom, and that nothing is lost on the way.
+
+And dense ones in the collectives that take no sparse one.
+"""
 
 from __future__ import annotations
 
@@ -201,3 +204,95 @@ def test_after_a_loss_residuals_are_those_of_the_attempt_that_committed(cluster:
     assert (missing[lost].max() > 0.1) == ("/" in codec)
     close_all(comms)
     cluster.restart_peer(peers[2])
+
+
+# ---- dense codecs, in other collectives ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("codec", ["int8", "int4"])
+def test_blocks_and_tensors_are_what_their_encoded_form_says(comms: list[Any], codec: Any) -> None:
+    """Of uneven blocks, too, which begin anywhere; the root of a broadcast takes what the others get."""
+    counts, cuts = (1000, 0, 333), (0, 1000, 1000, 1333)
+
+    def member(rank: int) -> list[Any]:
+        comm, how = comms[rank], {"codec": codec, "timeout": 30}
+        x = given(rank, 0, 999)
+        first = comm.all_gather(x, **how)
+        second = comm.all_gather(given(rank, 1, counts[rank]), counts=counts, **how)
+        third = comm.broadcast(x, 1, **how)
+        fourth = comm.all_to_all(given(rank, 2, 3 * 500), **how)
+        assert third.out is x
+        return [first, second, third, fourth]
+
+    found = in_threads(member, 3, 60)
+    for rank, (first, second, third, fourth) in enumerate(found):
+        for other in range(3):
+            assert first.out[other].tobytes() == through(codec, given(other, 0, 999)).tobytes()
+            block = second.out[cuts[other] : cuts[other + 1]]
+            assert block.tobytes() == through(codec, given(other, 1, counts[other])).tobytes()
+            sent = given(other, 2, 1500).reshape(3, 500)[rank]
+            assert fourth.out.reshape(3, 500)[other].tobytes() == through(codec, sent).tobytes()
+        assert third.out.tobytes() == through(codec, given(1, 0, 999)).tobytes()
+        assert {first.codec, second.codec, third.codec, fourth.codec} == {codec}
+        assert (rank == 1) == (third.bytes_received == 0)
+    for of in range(3):
+        assert len({receipts[of].digest for receipts in found}) == 1
+    assert found[0][0].bytes_sent < 2 * 999 * 4 * 0.3
+
+
+@pytest.mark.parametrize("op", ["sum", "avg"])
+@pytest.mark.parametrize("half", [False, True])
+def test_with_feedback_scattered_sums_lose_nothing(comms: list[Any], op: Any, half: bool) -> None:
+    counts, steps = (5000, 700, 129), 4
+    total, feedbacks = sum(counts), [wancoll.ErrorFeedback() for _ in range(3)]
+    dtype = np.float16 if half else np.float32
+
+    def member(rank: int) -> np.ndarray:
+        got = np.zeros(counts[rank])
+        for step in range(steps):
+            x = given(rank, step, total).astype(dtype)
+            how = {"op": op, "counts": counts, "codec": "int4", "feedback": feedbacks[rank], "name": "w"}
+            receipt = comms[rank].reduce_scatter(x, **how, timeout=30)
+            assert x.tobytes() == given(rank, step, total).astype(dtype).tobytes()
+            assert 0.01 < receipt.codec_error < 0.2
+            got += receipt.out.astype(np.float64) * (3 if op == "avg" else 1)
+        return got
+
+    found = np.concatenate(in_threads(member, 3, 60))
+    kept = np.sum([feedback.residual("w") for feedback in feedbacks], axis=0, dtype=np.float64)
+    exact = np.sum(
+        [given(rank, step, total).astype(dtype) for rank in range(3) for step in range(steps)], axis=0, dtype=np.float64
+    )
+    assert np.abs(found + kept - exact).max() < (0.2 if half else 1e-4)
+    assert np.abs(kept).max() > 0.3
+
+
+def test_after_a_loss_blocks_are_those_of_the_survivors(cluster: Cluster) -> None:
+    comms = ranked(cluster, range(3))
+    works = [
+        comm.reduce_scatter(given(rank, 0, 3000), codec="int8", async_op=True) for rank, comm in enumerate(comms[:2])
+    ]
+    peers = [int(comm.name.removeprefix("m")) for comm in comms]
+    wait_until(lambda: all_called(cluster, peers[:2]), 10, "two have called")
+    cluster.kill(peers[2])
+    for rank, work in enumerate(works):
+        assert work.wait(30).attempts == 2
+        parts = [through("int8", given(other, 0, 3000).reshape(3, 1000)[rank]) for other in range(2)]
+        assert work.wait().out.tobytes() == (parts[0] + parts[1]).tobytes()
+    close_all(comms)
+    cluster.restart_peer(peers[2])
+
+
+def test_what_other_collectives_do_not_take_is_refused_by_name(comms: list[Any]) -> None:
+    with pytest.raises(wancoll.ConfigError, match=r"all_gather\(codec=\.\.\.\): codec is not available"):
+        comms[0].all_gather(given(0, 0), codec="top1.5%")
+    with pytest.raises(wancoll.ConfigError, match="the codec does not take this dtype"):
+        comms[0].broadcast(np.ones(3, np.int32), codec="int8")
+
+    def member(rank: int) -> str:
+        call = comms[rank].all_gather
+        return str(attempt(lambda: call(given(rank, 0, 50), codec=("int8", "fp8", "int8")[rank], timeout=30)).error)
+
+    for text in in_threads(member, 3):
+        assert "codec=int8" in text
+        assert "codec=fp8" in text

@@ -6,7 +6,8 @@ Error feedback adds what a codec lost of a tensor to the same tensor's next call
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -49,6 +50,14 @@ class Coding(NamedTuple):
 
 
 RAW = Coding()
+
+
+def dense(call: str, dtype: DType, codec: str) -> Coding:
+    """What the codec argument of *call* means, which is no all_reduce."""
+    found = coding(call, dtype, codec, None, "nearest", 0)
+    if found.codec.sparse:
+        raise unavailable(call, "codec", codec, tuple(Codec.__members__))
+    return found
 
 
 def coding(
@@ -243,12 +252,16 @@ class ErrorFeedback:
 class Feed:
     """One call's use of a residual. A ConfigError: the residual of that name belongs to another tensor."""
 
-    __slots__ = ("_call", "_count", "_feedback", "_lost", "_name", "_whole", "codec", "dtype", "error", "late")
+    __slots__ = (
+        "_blocks", "_call", "_count", "_feedback", "_lost", "_name", "_whole", "codec", "dtype", "error", "late"
+    )  # fmt: skip
 
     def __init__(
-        self, call: str, feedback: ErrorFeedback, name: str, dtype: DType, count: int, codec: Codec, late: bool = False
+        self, call: str, feedback: ErrorFeedback, name: str, dtype: DType, count: int, codec: Codec, late: bool = False,
+        blocks: Sequence[int] = (),
     ) -> None:  # fmt: skip
         self._call, self._feedback, self._name, self._count = call, feedback, name, count
+        self._blocks = blocks  # elements of each, which the daemon encodes each on its own; none: it is one
         self.dtype, self.codec, self.late = dtype, codec, late
         self._lost: Residual | None = None  # what the codec loses
         self._whole: Residual | None = None  # the tensor and what was added to it, if it may come too late
@@ -280,10 +293,15 @@ class Feed:
     def nbytes(self) -> int:
         """Bytes of memory that add() needs."""
         raw = self._count * self.dtype.itemsize
-        return raw if self.codec is Codec.none else max(raw, coded_bytes(self.codec, self._count))
+        return max(raw, coded_bytes(self.codec, self._count)) if self.encodes else raw
+
+    @property
+    def encodes(self) -> bool:
+        """Whether add() leaves the tensor encoded."""
+        return self.codec is not Codec.none and not self._blocks
 
     def add(self, address: int) -> None:
-        """Add the residual to the tensor at *address*, and find what is lost; with a codec it lies there encoded then.
+        """Add the residual to the tensor at *address*, and find what is lost; if it `encodes`, it lies there so.
 
         A slice's encoded form is shorter: it comes upon slices that were read.
         """
@@ -297,15 +315,17 @@ class Feed:
         residual = None if residual is None else np.asarray(residual)
         squares = [0.0, 0.0]
         with np.errstate(all="ignore"):
-            for start in range(0, self._count, _AT_ONCE):
-                at = slice(start, start + _AT_ONCE)
+            for at in self._slices():
                 wanted = np.array(widened(self.dtype, given[at]))
                 if residual is not None:
                     wanted += residual[at] if self.decay == 1 else residual[at] * self.decay
-                if self.codec is Codec.none:
+                if not self.encodes:
                     given[at] = sent = narrowed(self.dtype, wanted)
+                    if self.codec is not Codec.none:
+                        coded = np.empty(coded_bytes(self.codec, sent.size), np.uint8)
+                        sent = through(self.codec, self.dtype, sent, coded, self.dtype)
                 else:
-                    coded = memory[coded_bytes(self.codec, start) :]
+                    coded = memory[coded_bytes(self.codec, at.start) :]
                     sent = through(self.codec, kept_as(self.dtype), wanted, coded, self.dtype)
                 np.subtract(wanted, widened(self.dtype, sent), out=lost[at])
                 _drop_infinite(lost[at])
@@ -318,6 +338,12 @@ class Feed:
                     squares = [sums + float(x @ x) for sums, x in zip(squares, wide, strict=True)]
         self.error = math.sqrt(squares[0] / squares[1]) if squares[1] > 0 else 0.0
         self.found(lost, whole)
+
+    def _slices(self) -> Iterator[slice]:
+        """All elements: so many at once as lie in a cache, each slice from a block of the codec on."""
+        for stop, count in zip(accumulate(self._blocks or (self._count,)), self._blocks or (self._count,), strict=True):
+            for start in range(stop - count, stop, _AT_ONCE):
+                yield slice(start, min(start + _AT_ONCE, stop))
 
     def found(self, lost: Residual, whole: Residual | None) -> None:
         """What the codec loses; and all of it, where it may come too late."""
@@ -339,9 +365,12 @@ class Feed:
 
 def feed(
     call: str, feedback: ErrorFeedback | None, name: str, dtype: DType, count: int, op: ReduceOp, how: Coding, *,
-    late: bool = False,
+    late: bool = False, blocks: Sequence[int] = (),
 ) -> Feed | None:  # fmt: skip
-    """What *call* does with its feedback argument; None: nothing. *late*: the whole tensor may come too late."""
+    """What *call* does with its feedback argument; None: nothing. *late*: the whole tensor may come too late.
+
+    *blocks*: elements of those that the daemon encodes each on its own.
+    """
     who = f"{call}(feedback=...)"
     named: Any = name  # the callers are not all type-checked
     if feedback is None:
@@ -373,7 +402,7 @@ def feed(
         )  # fmt: skip
     if how.codec is Codec.none and name not in feedback.names and not late:
         return None
-    return Feed(call, feedback, name, dtype, count, how.codec, late)
+    return Feed(call, feedback, name, dtype, count, how.codec, late, blocks)
 
 
 def dropped(dtype: DType, sums: Array, result: Array, times: int) -> Array:

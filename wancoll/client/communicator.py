@@ -26,7 +26,7 @@ from wancoll.client.checks import (
     unavailable,
     whole_number,
 )
-from wancoll.client.codecs import RAW, Coding, ErrorFeedback, Feed, coding, coding_where_taken, feed
+from wancoll.client.codecs import RAW, Coding, ErrorFeedback, Feed, coding, coding_where_taken, dense, feed
 from wancoll.client.connection import Connection, deadline_after, seconds_left
 from wancoll.client.many import BUCKET_BYTES, ManyReceipt, ManyWork
 from wancoll.client.memory.placement import Placement
@@ -46,7 +46,7 @@ from wancoll.client.syncing.state import tensors_of
 from wancoll.client.syncing.sync_state import SyncWork
 from wancoll.client.syncing.things import things_of
 from wancoll.client.work import Work
-from wancoll.collective import ROOTED, Descriptor, DType, Kind, Receipt
+from wancoll.collective import ROOTED, Codec, Descriptor, DType, Kind, Receipt
 from wancoll.errors import ConfigError, WancollError
 from wancoll.sync.receipt import SyncReceipt
 from wancoll.sync.strategy import MAJORITY, SEND_ONLY, STRATEGIES
@@ -68,6 +68,7 @@ Op: TypeAlias = OpName | TorchOp
 CodecName: TypeAlias = Literal[  # and sparse ones of other shares: there are too many of them
     "none", "bf16", "fp16", "int8", "int4", "fp8", "top1.5%", "top5%-int8", "top1.5%/top1.5%", "top5%-int8/top5%-int8"
 ]
+DenseName: TypeAlias = Literal["none", "bf16", "fp16", "int8", "int4", "fp8"]
 Rounding: TypeAlias = Literal["nearest", "stochastic"]
 OnFailure: TypeAlias = Literal["retry", "raise"]
 Strategy: TypeAlias = Literal["majority", "send-only", "receive-only", "overwrite"]
@@ -113,7 +114,13 @@ class Many(Coded, total=False):
     bucket_bytes: int
 
 
-class Blocks(Options, total=False):
+class Dense(Options, total=False):
+    """Options of calls that move tensors, whose elements may be encoded."""
+
+    codec: DenseName
+
+
+class Blocks(Dense, total=False):
     """Options of calls whose blocks may differ in size."""
 
     counts: Sequence[int] | None
@@ -121,6 +128,9 @@ class Blocks(Options, total=False):
 
 class ReducedBlocks(Reducing, Blocks, total=False):
     """Options of reduce_scatter, which reduces blocks."""
+
+    feedback: ErrorFeedback | None
+    name: str
 
 
 _IN_RINGS = (Kind.all_reduce, Kind.reduce_scatter)  # each rank begins with its own share
@@ -327,6 +337,7 @@ class Communicator:
     def reduce_scatter(self, x: Any, out: Any = None, *, async_op: Async, **options: Unpack[ReducedBlocks]) -> Work: ...
     def reduce_scatter(
         self, x: Any, out: Any = None, *, op: Op = "sum", counts: Sequence[int] | None = None,
+        codec: DenseName = "none", feedback: ErrorFeedback | None = None, name: str = "",
         algorithm: Algorithm = "auto", async_op: bool = False,
         on_failure: OnFailure = "retry", timeout: float | None = None,
     ) -> Receipt | Work:  # fmt: skip
@@ -346,6 +357,10 @@ class Communicator:
                 it can be, else flat.
             op: "sum", "avg", "min", "max" or "prod", or torch.distributed.ReduceOp.SUM and so on.
             counts: elements of each rank's block, if blocks differ in size; a new tensor is flat then.
+            codec: how floating elements travel, as in all_reduce, but no sparse one. Each block is encoded on its own,
+                the sum is not. "ring" encodes sums again on their way.
+            feedback: add what the codec lost of this tensor in earlier calls, and keep what it loses now.
+            name: names the tensor in *feedback*; no other call with this name may be pending.
             algorithm: the schedule, by name: "ring" or "direct"; "auto" for the group's choice.
             async_op: return a Work at once.
             on_failure: "retry" runs again with the survivors; "raise" raises OperationAborted on every member.
@@ -362,10 +377,17 @@ class Communicator:
         """
         call = _Call(self._connection, Kind.reduce_scatter, async_op, on_failure, timeout, algorithm, op)
         source = region(x, "reduce_scatter(x)")
+        how = dense(call.name, source.dtype, codec)
+        sizes = (
+            [block_of(call.name, source, call.world)[0]] * call.world
+            if counts is None
+            else check_counts(call.name, counts, call.world)
+        )
+        fed = feed(call.name, feedback, name, source.dtype, source.count, call.op, how, blocks=sizes)
         if counts is None:
             count, shape = block_of(call.name, source, call.world)
             target, fresh = call.result(out, source, count, shape)
-            return call.start(source, target, count, fresh=fresh)
+            return call.start(source, target, count, coding=how, feed=fed, fresh=fresh)
         blocks = check_counts(call.name, counts, call.world)
         if sum(blocks) != source.count:
             raise ConfigError(
@@ -374,7 +396,7 @@ class Communicator:
             )  # fmt: skip
         count = blocks[call.place.rank]
         target, fresh = call.result(out, source, count, (count,))
-        return call.start(source, target, 0, counts=tuple(blocks), fresh=fresh)
+        return call.start(source, target, 0, counts=tuple(blocks), coding=how, feed=fed, fresh=fresh)
 
     @overload
     def reduce(
@@ -423,15 +445,15 @@ class Communicator:
 
     @overload
     def broadcast(
-        self, x: Any, root: int = 0, *, out: Any = None, async_op: Blocking = False, **options: Unpack[Options]
+        self, x: Any, root: int = 0, *, out: Any = None, async_op: Blocking = False, **options: Unpack[Dense]
     ) -> Receipt: ...
     @overload
     def broadcast(
-        self, x: Any, root: int = 0, *, out: Any = None, async_op: Async, **options: Unpack[Options]
+        self, x: Any, root: int = 0, *, out: Any = None, async_op: Async, **options: Unpack[Dense]
     ) -> Work: ...
     def broadcast(
-        self, x: Any, root: int = 0, *, out: Any = None, algorithm: Algorithm = "auto", async_op: bool = False,
-        on_failure: OnFailure = "retry", timeout: float | None = None,
+        self, x: Any, root: int = 0, *, out: Any = None, codec: DenseName = "none", algorithm: Algorithm = "auto",
+        async_op: bool = False, on_failure: OnFailure = "retry", timeout: float | None = None,
     ) -> Receipt | Work:  # fmt: skip
         """Give every member the root's tensor.
 
@@ -444,6 +466,7 @@ class Communicator:
                 members.
             out: takes the result in place of x.
             root: rank of the root. If the root is lost, every other member gets OperationAborted.
+            codec: how floating elements travel, as in all_reduce, but no sparse one. The root takes the result, too.
             algorithm: the schedule, by name: "ring" or "tree" or "double_tree" or "direct"; "auto" for the group's
                 choice.
             async_op: return a Work at once.
@@ -461,10 +484,12 @@ class Communicator:
         """
         call = _Call(self._connection, Kind.broadcast, async_op, on_failure, timeout, algorithm, root=root)
         source, target = call.source_and_target(x, out)
-        kept = call.here and target.address == source.address  # the root's tensor is the result already
+        how = dense("broadcast", source.dtype, codec)
+        # The root's tensor is the result already, unless that is what a codec makes of it.
+        kept = call.here and target.address == source.address and not how.codec
         if not kept:
             require_writable(target, "broadcast(x)" if target is source else "broadcast(out=...)")
-        return call.start(source if call.here else None, target, source.count, kept=kept)
+        return call.start(source if call.here else None, target, source.count, coding=how, kept=kept)
 
     @overload
     def gather(
@@ -572,8 +597,9 @@ class Communicator:
     @overload
     def all_gather(self, x: Any, out: Any = None, *, async_op: Async, **options: Unpack[Blocks]) -> Work: ...
     def all_gather(
-        self, x: Any, out: Any = None, *, counts: Sequence[int] | None = None, algorithm: Algorithm = "auto",
-        async_op: bool = False, on_failure: OnFailure = "retry", timeout: float | None = None,
+        self, x: Any, out: Any = None, *, counts: Sequence[int] | None = None, codec: DenseName = "none",
+        algorithm: Algorithm = "auto", async_op: bool = False,
+        on_failure: OnFailure = "retry", timeout: float | None = None,
     ) -> Receipt | Work:  # fmt: skip
         """Give every member the blocks of all, in rank order.
 
@@ -588,6 +614,8 @@ class Communicator:
             x: this member's block.
             out: takes the world_size blocks. None: a new tensor of shape `(world_size, *x.shape)`.
             counts: elements of each rank's block, if blocks differ in size; a new tensor is flat then.
+            codec: how floating elements travel, as in all_reduce, but no sparse one. All get what the encoded blocks
+                say, of their own, too.
             algorithm: the schedule, by name: "ring" or "direct"; "auto" for the group's choice.
             async_op: return a Work at once.
             on_failure: "retry" runs again with the survivors; "raise" raises OperationAborted on every member.
@@ -604,9 +632,11 @@ class Communicator:
         """
         call = _Call(self._connection, Kind.all_gather, async_op, on_failure, timeout, algorithm)
         source = region(x, "all_gather(x)")
+        how = dense(call.name, source.dtype, codec)
         if counts is None:
             target, fresh = call.result(out, source, call.world * source.count, (call.world, *source.shape))
-            return call.start(source, target, source.count, fresh=fresh, blocks=[source.count] * call.world)
+            sizes = [source.count] * call.world
+            return call.start(source, target, source.count, coding=how, fresh=fresh, blocks=sizes)
         blocks = check_counts(call.name, counts, call.world)
         if blocks[call.place.rank] != source.count:
             raise ConfigError(
@@ -614,17 +644,17 @@ class Communicator:
                 expected=f"{blocks[call.place.rank]} elements at rank {call.place.rank}", got=str(source.count),
             )  # fmt: skip
         target, fresh = call.result(out, source, sum(blocks), (sum(blocks),))
-        return call.start(source, target, 0, counts=tuple(blocks), fresh=fresh, blocks=blocks)
+        return call.start(source, target, 0, counts=tuple(blocks), coding=how, fresh=fresh, blocks=blocks)
 
     @overload
     def all_to_all(
-        self, x: Any, out: Any = None, *, async_op: Blocking = False, **options: Unpack[Options]
+        self, x: Any, out: Any = None, *, async_op: Blocking = False, **options: Unpack[Dense]
     ) -> Receipt: ...
     @overload
-    def all_to_all(self, x: Any, out: Any = None, *, async_op: Async, **options: Unpack[Options]) -> Work: ...
+    def all_to_all(self, x: Any, out: Any = None, *, async_op: Async, **options: Unpack[Dense]) -> Work: ...
     def all_to_all(
-        self, x: Any, out: Any = None, *, algorithm: Algorithm = "auto", async_op: bool = False,
-        on_failure: OnFailure = "retry", timeout: float | None = None,
+        self, x: Any, out: Any = None, *, codec: DenseName = "none", algorithm: Algorithm = "auto",
+        async_op: bool = False, on_failure: OnFailure = "retry", timeout: float | None = None,
     ) -> Receipt | Work:  # fmt: skip
         """Give every member the blocks that are for it: block j of rank i becomes block i of rank j.
 
@@ -638,6 +668,7 @@ class Communicator:
             x: world_size equal blocks, one after the other in the order of the ranks.
             out: takes the result: same dtype and count, either x's own memory or none of it. None: a new tensor of
                 x's shape.
+            codec: how floating elements travel, as in all_reduce, but no sparse one; a member's own block, too.
             algorithm: the schedule, by name: "direct" or "ring"; "auto" for the group's choice.
             async_op: return a Work at once.
             on_failure: "retry" runs again with the survivors; "raise" raises OperationAborted on every member.
@@ -655,8 +686,9 @@ class Communicator:
         call = _Call(self._connection, Kind.all_to_all, async_op, on_failure, timeout, algorithm)
         source = region(x, "all_to_all(x)")
         count, _ = block_of("all_to_all", source, call.world)
+        how = dense(call.name, source.dtype, codec)
         target, fresh = call.result(out, source, source.count, source.shape)
-        return call.start(source, target, count, fresh=fresh, blocks=[count] * call.world)
+        return call.start(source, target, count, coding=how, fresh=fresh, blocks=[count] * call.world)
 
     # ---- one member to another -----------------------------------------------------------------------
 
@@ -989,7 +1021,8 @@ class _Call:
         placement = Placement(
             self._connection.arena, () if source is None else (source,), () if target is None or kept else (target,),
             fresh=fresh, feed=feed, unwanted=either.nbytes if kept else 0, staging=self._connection.staging,
-            codec=coding.codec, nearest=coding.rounding == "nearest", late=grace > 0,
+            codec=coding.codec if self._kind is Kind.all_reduce else Codec.none,
+            nearest=coding.rounding == "nearest", late=grace > 0,
             share=self._connection.share if self._kind in _IN_RINGS else (0, 1),
         )  # fmt: skip
         work = Work(

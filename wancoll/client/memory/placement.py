@@ -162,7 +162,7 @@ class Placement:
                 self.filled = self._table.block.offset
             if self.feed is not None:
                 self.feed.add(input_buffer.block.address)
-                self.input_coded = self._codec is not Codec.none
+                self.input_coded = self.feed.encodes
 
     def _encode_on_device(self) -> bool:
         """Have the input's device encode it, if it can."""

@@ -13,7 +13,18 @@ from itertools import accumulate
 
 from msgspec.structs import replace
 
-from wancoll.collective import DATALESS, ON_FAILURE, P2P_KINDS, REDUCING, ROOTED, ROUNDINGS, Descriptor, Kind, ReduceOp
+from wancoll.collective import (
+    CODED,
+    DATALESS,
+    ON_FAILURE,
+    P2P_KINDS,
+    REDUCING,
+    ROOTED,
+    ROUNDINGS,
+    Descriptor,
+    Kind,
+    ReduceOp,
+)
 from wancoll.errors import ProtocolError
 from wancoll.limits import DEFAULT, Limits, keep_newest
 from wancoll.schedule import choose
@@ -183,12 +194,13 @@ def posted(post: m.Post, knew: World | None, mid: int, who: str) -> Call:
         expected, got = _misfit(call, post.peer, knew, mid)
         if post.ahead and call.kind is not Kind.recv:
             expected, got = "ahead for recv only", call.kind.name
-        elif post.input_coded and not call.codec:
-            expected, got = "an input that is encoded for a call with a codec", call.codec.name
+        elif post.input_coded and not (call.codec and call.kind is Kind.all_reduce):
+            expected, got = "an input that is encoded for an all_reduce with a codec", str(call)
         elif post.input_coded and call.codec.sparse and post.filled >= 0:  # its daemon looks at the blocks
             expected, got = "an input that is there, of a sparse codec", str(call)
-        elif post.result_coded and (not call.codec.of_result or call.grace):  # its daemon may have taken part by now
-            expected, got = "a result that is encoded of a call with a codec, and without grace", str(call)
+        elif post.result_coded and (not call.codec.of_result or call.kind is not Kind.all_reduce or call.grace):
+            # With grace its daemon may have taken part by now.
+            expected, got = "a result that is encoded of an all_reduce with a codec, and without grace", str(call)
         elif post.result_kept and (not (call.codec.sparse and call.codec.of_result) or post.result_coded):
             expected, got = "sums that are kept of a sparse codec that encodes the result, too", str(call)
     if expected or knew is None:
@@ -227,8 +239,10 @@ def _misfit(call: Descriptor, peer: int, knew: World, mid: int) -> tuple[str, st
         return f"{size} counts, of all_gather or reduce_scatter", f"{len(call.counts)} for {kind.name}"
     if kind in choose.ALGORITHMS and call.algorithm not in ("auto", *choose.ALGORITHMS[kind]):
         return ", ".join(("auto", *choose.ALGORITHMS[kind])), call.algorithm
-    if call.codec and not (kind is Kind.all_reduce and takes(call.codec, call.dtype)):
-        return "a codec that all_reduce has for this dtype", f"{call.codec.name} for {call.dtype.name}"
+    if call.codec and not (kind in CODED and takes(call.codec, call.dtype)):
+        return f"a codec that {kind.name} has for this dtype", f"{call.codec.name} for {call.dtype.name}"
+    if kind is not Kind.all_reduce and (call.codec.sparse or call.rounding != "nearest" or call.bounded):
+        return f"a codec that {kind.name} has, rounded to nearest", str(call)
     if call.codec.sparse and not (fits_sparse(call.codec, call.op, call.algorithm) and call.rounding == "nearest"):
         return "a sum or avg, and an algorithm for sparse codecs", str(call)
     if call.on_failure not in ON_FAILURE:
