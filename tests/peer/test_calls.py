@@ -28,6 +28,7 @@ def plan(choices: dict[str, list[tuple[int, str]]] | None = None, avoid: tuple[t
 
 
 KNEW = world(10, 11, 12, 13)
+SPARSE = Codec(150 << 8 | 2)
 
 
 @pytest.mark.parametrize("kind", [Kind.broadcast, Kind.reduce, Kind.gather, Kind.scatter])
@@ -177,7 +178,14 @@ def call(posting: Descriptor, knew: World | None = KNEW, peer: int = -1) -> Call
         (Descriptor(Kind.all_gather, count=4, op=ReduceOp.max), KNEW, "no op, since all_gather reduces nothing"),
         (Descriptor(Kind.all_reduce, DType.int32, count=8, codec=Codec.int8), KNEW, "codec.* got int8 for int32"),
         (Descriptor(Kind.all_reduce, DType.bfloat16, count=8, codec=Codec.bf16), KNEW, "codec"),
-        (Descriptor(Kind.all_gather, count=8, codec=Codec.int8), KNEW, "codec"),
+        (Descriptor(Kind.all_gather, DType.int8, count=8, codec=Codec.int8), KNEW, "codec that all_gather has"),
+        (Descriptor(Kind.gather, count=8, root=0, codec=Codec.int8), KNEW, "codec that gather has"),
+        (Descriptor(Kind.all_gather, count=8, codec=SPARSE), KNEW, "codec that all_gather has, rounded to nearest"),
+        (
+            Descriptor(Kind.reduce_scatter, count=8, codec=Codec.int8, rounding="stochastic"),
+            KNEW,
+            "codec that reduce_scatter has, rounded to nearest",
+        ),
         (Descriptor(Kind.send, count=8, codec=Codec.int8), KNEW, "rank of another member; got rank -1"),
     ],
 )
@@ -199,8 +207,11 @@ def test_encoded_buffers_are_of_calls_with_a_codec(coded: tuple[bool, bool]) -> 
         assert found.memory == tuple(nbytes if each else 4 * count for each in coded)
         meaning = resolve(found.posted, KNEW, KNEW, 0, plan(), ends=found.ends)
         assert meaning.schedule.ends == (*coded, False)
-    with pytest.raises(ProtocolError, match="call with a codec"):
+    with pytest.raises(ProtocolError, match="all_reduce with a codec"):
         posts(4)
+    gathered = m.Post(1, Descriptor(Kind.all_gather, count=4, codec=Codec.int8), 0, 640, 1)
+    with pytest.raises(ProtocolError, match="all_reduce with a codec"):
+        posted(replace(gathered, input_coded=coded[0], result_coded=coded[1]), KNEW, 10, "m10")
     if coded[1]:
         with pytest.raises(ProtocolError, match="without grace"):
             posts(4, codec=Codec.int8, grace=1.0)
