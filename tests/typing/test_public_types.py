@@ -25,11 +25,11 @@ OPTIONS = {
     "all_reduce_many": communicator.Many,
     "reduce_scatter": communicator.ReducedBlocks,
     "reduce": communicator.Reducing,
-    "broadcast": communicator.Options,
+    "broadcast": communicator.Dense,
     "gather": communicator.Options,
     "scatter": communicator.Options,
     "all_gather": communicator.Blocks,
-    "all_to_all": communicator.Options,
+    "all_to_all": communicator.Dense,
 }
 CALLS = (*OPTIONS, "send", "recv", "barrier", "update_membership", "sync_state")
 
