@@ -22,7 +22,6 @@ from wancoll.examples.shared.ranks import Sent, launch, mean
 from wancoll.examples.shared.report import Report
 from wancoll.examples.shared.schedules import SCHEDULES, Step
 from wancoll.examples.shared.text import batch, text
-from wancoll.schedule.training import bubble
 
 
 class Stage:
@@ -120,7 +119,7 @@ def train(options: Options) -> Report:
     rows = [("bubble", "with what sends take", "of computing alone; and micro-batches kept")]
     for name, values in waited.items():
         had, most = mean(min(values)), m if name == "GPipe" else min(m, p)
-        theirs = (p - 1) / (3 * m + p - 1) if name == "zero bubble" else bubble(p, m)
+        theirs = (p - 1) / ((3 * m if name == "zero bubble" else m) + p - 1)
         words = "(p-1)/(3m+p-1)" if name == "zero bubble" else "(p-1)/(m+p-1)"
         rows.append((f"  {name}", f"{100 * had:.1f} %, {kept[name]}", f"{100 * theirs:.1f} % = {words}, {most}"))
     edges = options.batch * options.sequence * options.hidden * 4  # a step's activations between stages, float32

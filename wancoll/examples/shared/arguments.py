@@ -8,7 +8,19 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from wancoll.schedule.training import PRECISIONS, Precision
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """Bytes of a parameter: the weight, its gradient, and what the optimizer keeps."""
+
+    weight: int
+    gradient: int
+    optimizer: int
+
+    @property
+    def total(self) -> int:
+        """Bytes of a parameter that nobody shares."""
+        return self.weight + self.gradient + self.optimizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +45,7 @@ class Options:
     @property
     def precision(self) -> Precision:
         """Bytes of a parameter: 2+2+12, or 4+4+8."""
-        return PRECISIONS["mixed" if self.dtype == "bfloat16" else "single"]
+        return Precision(2, 2, 12) if self.dtype == "bfloat16" else Precision(4, 4, 8)
 
 
 Multiples = Callable[[Options], Mapping[str, tuple[int, str]]]  # which options have to be multiples, of what, and why
