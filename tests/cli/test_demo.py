@@ -129,7 +129,7 @@ def test_batches_follow_from_seed_and_step():
 def test_missing_packages_are_named_with_the_command_that_installs_them(monkeypatch):
     monkeypatch.setattr(data.importlib.util, "find_spec", lambda name: None if name == "sklearn" else object())
     with pytest.raises(ConfigError, match=r"got no scikit-learn; run, in the source folder: pip install '.\[demo\]'"):
-        data.check_extra(sklearn="scikit-learn (the digits)")
+        data.check_extra()
 
 
 # ---- the judgement -------------------------------------------------------------------------------------

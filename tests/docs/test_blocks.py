@@ -40,7 +40,6 @@ RUN_BY = {
     ("docs/training.md", "import torch"): "torch/test_elastic_training.py",
     ("docs/training.md", "python -m wancoll.examples.ddp"): "torch/test_examples.py",
     ("docs/training.md", "$ python -m wancoll.examples.zero1"): "torch/test_examples.py",
-    ("docs/training.md", "wancoll demo torch"): "cli/test_demo_torch.py",
     ("docs/guide.md", "wancoll master --first &"): f"docs/{HERE}",
     ("docs/guide.md", "kill -9 %4"): f"docs/{HERE}",
     ("docs/testing.md", "import numpy as np"): f"docs/{HERE}",

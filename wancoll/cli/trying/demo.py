@@ -26,13 +26,6 @@ demo = App(
 )
 
 
-demo.command(
-    "wancoll.cli.trying.demo_torch:torch",
-    name="torch",
-    help="Train a small transformer with PyTorch over slow links, by data parallel and by DiLoCo.",
-)
-
-
 @demo.default
 def run(
     *,
@@ -57,7 +50,7 @@ def run(
     """
     from wancoll.demo.data import BATCH, check_extra
 
-    check_extra(sklearn="scikit-learn (the digits)")
+    check_extra()
     check_picture(picture, what="--picture")
     from rich.console import Console
 
