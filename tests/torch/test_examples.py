@@ -23,11 +23,8 @@ from wancoll.examples.shared.report import Report, show
 from wancoll.examples.shared.schedules import SCHEDULES, Step
 from wancoll.examples.shared.story import Story, Told
 
-SMALL = Options(
-    steps=3, layers=4, hidden=64, batch=8, micro_batches=4, sequence=32, dtype="float32", dropout=0.1, device_ms=0.0
-)
-PLAIN = dataclasses.replace(SMALL, dropout=0.0)
-EVERY = ("ddp", "zero1", "zero2", "fsdp", "tensor_parallel", "sequence_parallel", "pipeline", "parallel_3d")
+PLAIN = Options(steps=3, layers=4, hidden=64, batch=8, micro_batches=4, sequence=32, dtype="float32", device_ms=0.0)
+EVERY = ("ddp", "zero1", "fsdp", "tensor_parallel", "pipeline", "parallel_3d")
 
 
 def train(rank: int, size: int, runs: list[tuple[str, Options]]) -> list[Report]:
@@ -52,9 +49,8 @@ def busiest(reports: list[Report]) -> tuple[float, list[float]]:
 def test_losses_bytes_and_memory_of_four_ranks(sockets: list[dict[str, str]]) -> None:
     bf16 = dataclasses.replace(PLAIN, dtype="bfloat16")
     runs = [
-        ("ddp", PLAIN), ("ddp", bf16), ("zero1", bf16), ("zero2", PLAIN), ("zero2", bf16), ("fsdp", PLAIN),
-        ("fsdp", bf16), ("tensor_parallel", PLAIN), ("sequence_parallel", SMALL),
-        ("pipeline", dataclasses.replace(PLAIN, micro_batches=8)),
+        ("ddp", PLAIN), ("ddp", bf16), ("zero1", bf16), ("zero1", PLAIN), ("fsdp", PLAIN), ("fsdp", bf16),
+        ("tensor_parallel", PLAIN), ("pipeline", dataclasses.replace(PLAIN, micro_batches=8)),
     ]  # fmt: skip
     by_rank = run(4, train, runs, env=sockets, timeout=180)
     alone = {options: train_alone(options) for options in {options for _, options in runs}}
@@ -69,15 +65,9 @@ def test_losses_bytes_and_memory_of_four_ranks(sockets: list[dict[str, str]]) ->
         assert formula <= sent <= 1.05 * formula + 8000, name  # headers, and small operations
         if name in ("ddp", "zero1", "fsdp"):
             assert memory == pytest.approx(reports[0].memory_formula, rel=0.01), name
-        elif name == "zero2":  # whole gradients of two layers of four at most
-            weights, gradients, optimizer = reports[0].memory_formula
-            assert memory[::2] == pytest.approx([weights, optimizer], rel=0.01)
-            assert gradients < memory[1] < 0.8 * 4 * gradients
         else:  # embedding and head are not shared
             assert all(want <= have < 2 * want for have, want in zip(memory, reports[0].memory_formula, strict=True))
-    tensor, sequence, pipeline = (dict(row[:2] for row in one.rows) for one in by_rank[0][-3:])
-    kept = [float(each["kept for backward"].removesuffix(" MB")) for each in (tensor, sequence)]
-    assert kept[1] < 0.8 * kept[0]  # norms, sums and dropout have a part of the sequence
+    pipeline = dict(row[:2] for row in by_rank[0][-1].rows)
     assert {name.strip(): had.split(", ")[1] for name, had in pipeline.items() if "%" in had} == {
         "GPipe": "8", "1F1B": "4", "zero bubble": "4",
     }  # fmt: skip
@@ -239,10 +229,10 @@ def test_two_ranks_of_their_own() -> None:
 def test_an_example_under_torchrun() -> None:
     done = start(
         "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port()), "-m",
-        "wancoll.examples.zero2", "--steps", "3", "--hidden", "32",
+        "wancoll.examples.zero1", "--steps", "3", "--hidden", "32",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "ZeRO-2: 2 ranks" in done.stdout
+    assert "ZeRO-1: 2 ranks" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -273,7 +263,6 @@ def test_options_that_cannot_be_obeyed_are_refused(
     ("name", "arguments", "said"),
     [
         ("tensor_parallel", "--world 3", "--heads: expected a multiple of 3, the ranks, got 4"),
-        ("sequence_parallel", "--world 2 --sequence 63", "--sequence: expected a multiple of 2, the ranks, got 63"),
         ("pipeline", "--micro-batches 5", "--batch: expected a multiple of 5, the micro-batches, got 16"),
         ("pipeline", "--world 6 --layers 4", "--layers: expected a multiple of 6, the stages, got 4"),
         ("parallel_3d", "--world 6", "--world: expected a multiple of 4, the ranks that hold one model, got 6"),

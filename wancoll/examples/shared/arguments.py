@@ -37,7 +37,6 @@ class Options:
     micro_batches: int = 8  # of a step, for pipelines
     sequence: int = 64  # bytes of a sample
     dtype: str = "bfloat16"  # of weights and gradients; the optimizer computes in float32
-    dropout: float = 0.0
     # A pipeline's forward of a micro-batch takes that long at least, milliseconds: the rest is slept, so that stages
     # overlap on a machine with few cores as they would on devices of their own.
     device_ms: float = 30.0
