@@ -130,7 +130,7 @@ def test_schedules_are_complete_and_wait_as_long_as_they_must(p: int, m: int) ->
 
 
 def told(member: str, step: int, world: str, digest: str = "") -> Told:
-    return Told(member, step, 2.0, tuple(world), 100, 10, digest)
+    return Told(member, step, 2.0, tuple(world), 100, digest)
 
 
 def test_a_story_is_judged(capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,11 +31,9 @@ class Member:
     def __init__(self, name: str, options: Options, pipe: Connection) -> None:
         self.name, self.options, self._pipe = name, options, pipe
 
-    def tell(
-        self, step: int, loss: float, contributors: tuple[str, ...], sent: int, tokens: int, digest: str = ""
-    ) -> None:
+    def tell(self, step: int, loss: float, contributors: tuple[str, ...], sent: int, digest: str = "") -> None:
         """Say what a step came to."""
-        self._pipe.send(Told(self.name, step, loss, contributors, sent, tokens, digest))
+        self._pipe.send(Told(self.name, step, loss, contributors, sent, digest))
 
 
 Train = Callable[[Any, Member], None]

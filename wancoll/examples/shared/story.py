@@ -19,7 +19,6 @@ class Told:
     loss: float
     contributors: tuple[str, ...]
     sent: int  # bytes
-    tokens: int  # that it has trained on
     digest: str = ""
 
 
