@@ -240,6 +240,17 @@ def test_the_plan_of_members_that_are_far_apart(net):
     assert chosen(plan.choices["all_reduce"], 1 << 30) == "ring"
 
 
+def test_a_group_that_was_on_one_machine_gets_the_lanes_of_long_paths_when_it_grows(net):
+    net.arrive("d0", "d1")
+    net.join("m0", start=1)
+    assert net.new_epoch().plan.lanes < 8
+    net.join("m1", start=1)
+    net.measure()
+    net.admit("m1")
+    net.update("m0", 1)
+    assert net.new_epoch().plan.lanes == 8
+
+
 def test_the_slowest_edge_sets_the_pace(net):
     net.speeds = {("d0", "d1"): 90 * MB, ("d1", "d2"): 20 * MB, ("d2", "d0"): 70 * MB}
     net.arrive("d0", "d1")

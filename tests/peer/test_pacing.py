@@ -42,7 +42,7 @@ class Path:
         each = [int(value / LANES) for value in (self.acked, self.segments, self.lost)]
         lane = TcpInfo(self.rtt + self.waits, self.rtt, 0.0, True, each[0], each[1], each[2], self.busy, 0)
         lanes = dict.fromkeys(range(LANES), lane)
-        for number, pace in self.pacer.look(self.now, {(self.number, None): (self.planned, lanes)}).items():
+        for (number, _), pace in self.pacer.look(self.now, {(self.number, None): (self.planned, lanes)}).items():
             assert number == self.number
             self.pace = pace
             self.changes += 1
@@ -113,7 +113,7 @@ def test_a_pace_that_a_queue_answers_is_not_raised_further_and_nothing_is_lost()
 
 def test_what_the_pace_of_before_has_lost_lowers_it_once() -> None:
     path = Path(60 * MIB, planned=21 * MIB)
-    link = path.pacer._links[1]
+    link = path.pacer._links[1, None]
     for _ in range(40):
         path.run(0.25)
         if link.drains:
@@ -173,3 +173,28 @@ def test_tries_at_a_higher_pace_never_end_and_come_back_to_the_plans() -> None:
         lowest = min(lowest, path.pace)
     assert path.changes - before >= 6, "up and down again, every five minutes at least"
     assert lowest == path.planned
+
+
+def test_lanes_over_another_uplink_have_a_pace_of_their_own_and_one_that_is_dialled_again_gets_it() -> None:
+    pacer = Pacer()
+    paces = {"wide": 1000 * PACKET, "narrow": 1000 * PACKET}
+    carries = {"wide": 4000 * PACKET, "narrow": 300 * PACKET}
+    acked = dict.fromkeys(paces, 0)
+
+    def look(now: float, dialled_again: bool = False) -> dict[str, int]:
+        looks = {}
+        for i, (name, pace) in enumerate(paces.items()):
+            acked[name] += int(min(pace, carries[name]))
+            info = TcpInfo(0.04, 0.04, 0.0, True, acked[name], acked[name] // PACKET, 0, now, 0)
+            if dialled_again:
+                info = info._replace(bytes_acked=0, segments=0)
+            looks[1, ("here", name)] = (1000 * PACKET, {i: info})
+        found = {ends[1]: pace for (_, ends), pace in pacer.look(now, looks).items() if ends is not None}
+        paces.update(found)
+        return found
+
+    for now in range(20):
+        look(float(now + 1))
+    assert 3800 * PACKET < paces["wide"] <= pacing.STEP * 4000 * PACKET
+    assert paces["narrow"] == 1000 * PACKET
+    assert look(21.0, dialled_again=True) == {"wide": paces["wide"]}

@@ -84,7 +84,8 @@ def test_one_stuck_lane_counts_though_others_move() -> None:
 
 @pytest.mark.parametrize(("other", "acked_for", "alone"), [
     (lane(), 2.5, True),
-    (lane(), 1.0, False),  # both stopped within half of the time: it is the link
+    (lane(), 0.5, True),  # it has nothing left to send, since all waits for the dead one's bytes
+    (lane(), 0.25, False),  # both stopped within a round trip: it is the link
     (LaneLook(0, 0, False, TcpInfo(0, 0, 0, False, 0, 100, 0, 0, 0)), 2.5, False),  # small packets alone prove nothing
 ])  # fmt: skip
 def test_a_dead_lane_is_cut_alone_where_another_one_moves_on(other: LaneLook, acked_for: float, alone: bool) -> None:

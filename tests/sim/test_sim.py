@@ -23,7 +23,7 @@ from wancoll.wire import messages as m
 from wancoll.wire.note import pack
 
 ROOT = Path(__file__).parents[2]
-QUICK, SOME, MORE = 60, 250, 3000  # worlds of `make test`, of `make check` besides, of `make nightly` besides
+QUICK, SOME, MORE = 60, 160, 3000  # worlds of `make test`, of `make check` besides, of `make nightly` besides
 HELD = 'import sys; from tests.sim.test_sim import trace; print(*map(trace, map(int, sys.argv[1:])), sep="\\n")'
 
 

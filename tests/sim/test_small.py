@@ -89,7 +89,7 @@ def test_every_way_in_which_a_master_can_die() -> None:
     assert ends > 500
 
 
-@pytest.mark.parametrize("seconds", [1.2, *later(2.5)])
+@pytest.mark.parametrize("seconds", [1.2, *at_night(2.5)])
 @pytest.mark.parametrize("world", WORLDS, ids=str)
 def test_small_worlds(world: tuple[Any, ...], seconds: float) -> None:
     states, ends, _ = explore(SmallWorld(*world), 100, seconds)

@@ -201,9 +201,11 @@ class Stalls:
                     words = text.format(lane=index, seconds=now - since, backlog=_backlog(lane.look))
                     if dead and not lane.passes_large:
                         words += NO_LARGE
-                    # Where all paths of the link ended, all lanes ended within a round trip.
+                    # Where all paths of the link ended, all lanes ended within a round trip. Where one did, the others
+                    # soon have nothing left to send: what follows waits for its bytes.
                     latest = max((other.acked_at for other in link.lanes.values() if other.passes_large), default=-inf)
-                    alone = dead and lane.passes_large and latest >= (since + now) / 2
+                    alone = dead and lane.passes_large and latest >= since + STILL
                     found.append(Stuck(number, index, alone, dead, words))
-                    break
+                    if not alone:
+                        break
         return found

@@ -39,7 +39,7 @@ class _Link:
     wait: float = FIRST_WAIT
 
 
-# A link's number, which is never used again, and the addresses at both ends of some of its lanes: those over one uplink.
+# A link's number, never used again, and the addresses at both ends of some of its lanes: those over one uplink.
 Way = tuple[int, tuple[str, str] | None]
 
 
