@@ -106,6 +106,10 @@ class Proxies(AbstractContextManager["Proxies"]):
                     return False
         return True
 
+    def throttle(self, rate: float) -> None:
+        """Let each lane carry *rate* bytes per second, each way."""
+        self.add("slow", -1, -1, amount=rate)
+
     def clear(self, number: int) -> None:
         """Take the rule away."""
         with self._saying:
