@@ -349,7 +349,7 @@ def test_leaks_are_counted_without_what_links_explain() -> None:
 
 
 def findings(*violations: invariants.Violation) -> Findings:
-    commits = [Commit(t / 10, 1 if t < 50 else 2, 3, 1000) for t in range(100) if not 50 <= t < 56]
+    commits = [Commit(t / 10, 1 if t < 50 else 2, 1000) for t in range(100) if not 50 <= t < 56]
     return Findings(
         "wancoll chaos --seed=7", 2.0, 10.0, (0.0, 2.0), commits,
         [hit("kill", 1, 5.0, 6.0), Injected(Fault(2, 7.0, "flip", 0, other=2), 7.0, 7.0, 7.0, note="<no> lanes")],
@@ -366,7 +366,6 @@ def test_the_report() -> None:
     assert built["recoveries"]["count"] == 1
     assert built["recoveries"]["p50"] == pytest.approx(0.6)
     assert built["phases"] == {"kill": {"": 1}, "flip": {"missed": 1}}
-    assert sum(built["timeline"]["operations"]) == 74
     assert report.lines(built) == [
         "8 s in clear, 2 faults, 1 of them hit",
         "74 operations committed in that time, 94 with the times before and after",
@@ -379,7 +378,7 @@ def test_the_report() -> None:
 
 
 def test_a_recovery_is_that_of_the_last_fault_before_it() -> None:
-    commits = [Commit(0.5, 1, 3, 1), Commit(3.0, 2, 3, 1)]
+    commits = [Commit(0.5, 1, 1), Commit(3.0, 2, 1)]
     two = [hit("kill", 1, 1.0, 2.0), hit("stop", 2, 2.0, 3.0)]
     assert [(one.fault.kind, seconds) for one, seconds in report.recoveries(two, commits)] == [("stop", 1.0)]
 
