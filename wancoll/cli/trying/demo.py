@@ -33,7 +33,6 @@ def run(
     seed: Seed = 0,
     silence_timeout: Seconds = 60.0,
     secure: Switch = False,
-    spoil: Annotated[bool, Parameter(negative=(), show=False)] = False,
 ) -> int:
     """Train a small network on local peers, kill one in the middle of an all-reduce, let another one join.
 
@@ -43,7 +42,6 @@ def run(
         seed: Seed of the first parameters and of the batches. The same seed ends in the same bytes.
         silence_timeout: Seconds without a word from any training process after which the demo gives up.
         secure: All that peers say goes over TLS, tensors too.
-        spoil: Flip a bit in one replica.
     """
     from wancoll.demo.data import BATCH, check_extra
 
@@ -53,7 +51,7 @@ def run(
     from wancoll.demo.director import DemoPlan, play
     from wancoll.demo.show import Show
 
-    plan = DemoPlan(peers, steps, seed, silence_timeout, spoil, secure)
+    plan = DemoPlan(peers, steps, seed, silence_timeout, secure)
     console = Console(markup=False, highlight=False)
     console.print(
         f"A small network learns handwritten digits in {steps} steps of {BATCH} samples, spread over {peers} peers on "
