@@ -173,7 +173,7 @@ def test_blocks_that_nobody_encodes_put_out_their_client_alone(
     ((honest, outcome),) = found.items()
     assert outcome.receipt is not None, outcome.error
     assert outcome.receipt.contributors == (honest,)
-    assert any("its encoded blocks are none" in event.text for event in cluster.status().events)
+    assert any("that its client encoded is not valid" in event.text for event in cluster.status().events)
     close_all(two)
 
 

@@ -41,7 +41,7 @@ def written(step: Step, member: Member, message: m.Written) -> None:
 
     Its own daemon says so. On another member's word for it nobody is out.
     """
-    why = f"the tensor was written to during the call, or its encoded blocks are none: {message.call}"
+    why = f"the tensor was written to during the call, or a block that its client encoded is not valid: {message.call}"
     why += "; wait for a call before its tensor is used again"
     losses.lose(step, {member: clip(why)}, "evicted", tell=True, cause="trainer")
 
