@@ -602,6 +602,8 @@ def test_votes_of_another_column_may_come_before_the_epoch() -> None:
     v.run()
     results = told(v.hear(3, vote(4, 0, 1, 7, SUM)), m.Result)
     assert [(one.seq, one.epoch, one.contributors) for one in results] == [(1, 4, ["a/0", "b/0"])]
+    v.member.shards = 2
+    assert v.member.leave("bye")[0] == cmd.ToMaster(m.Leave("g", v.member.name, "", False, 1))
 
 
 @pytest.mark.parametrize(
