@@ -43,13 +43,15 @@ def ensure_probes(step: Step, group: Group) -> None:
 
 def _part(step: Step, group: Group) -> bool:
     """Refuse who cannot reach another one: a joiner only once both have come with their whole islands."""
-    here = {*group.members, *group.whole(group.joining)}
-    for joiner in group.joining:
-        for pair in joiner.probes.values():
-            if pair.apart and pair.member in here and (pair.member.in_epoch or joiner in here):
+    refused = False
+    for joiner in list(group.joining):
+        whole = group.whole(group.joining)
+        for pair in joiner.probes.values() if joiner in group.joining else ():
+            if pair.apart and (pair.member.in_epoch or (joiner in whole and pair.member in whole)):
                 refuse(step, joiner, pair.apart)
-                return _part(step, group) or True
-    return False
+                refused = True
+                break
+    return refused
 
 
 def _doubtful(step: Step, joining: list[Member], at: int) -> list[Member]:
