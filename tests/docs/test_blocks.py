@@ -41,6 +41,7 @@ RUN_BY = {
     ("docs/benchmarks.md", "$ wancoll model --alpha 5us --bandwidth 100GB/s --world 64"): f"docs/{HERE}",
     ("docs/benchmarks.md", f"$ wancoll model training {LONG}"): f"docs/{HERE}",
     ("docs/training.md", "import torch"): "torch/test_elastic_training.py",
+    ("docs/training.md", "import os"): "torch/test_tutorial.py",
     ("docs/training.md", "python -m wancoll.examples.ddp"): "torch/test_examples.py",
     ("docs/training.md", "$ python -m wancoll.examples.zero1"): "torch/test_examples.py",
     ("docs/training.md", "wancoll demo torch"): "cli/test_demo_torch.py",
