@@ -79,7 +79,7 @@ fuzz: $(VENV)/.dev
 # Ten minutes under faults: every 0.5 to 2 s a kill, stop, cut or join, the master killed every 30 s.
 chaos: $(VENV)/.demo
 	$(BIN)/wancoll chaos --peers $(or $(PEERS),10) --seconds $(or $(SECONDS),600) --seed $(or $(SEED),1) \
-		--json chaos.json --html chaos.html
+		--json chaos.json
 
 # The documentation as a site, in build/docs. A link that leads nowhere, or any other warning, is an error.
 docs: $(VENV)/.dev $(VENV)/.torch $(VENV)/.docs

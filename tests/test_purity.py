@@ -68,7 +68,6 @@ MAY_IMPORT = {
         "wancoll.client",
         "wancoll.examples.shared",
         "wancoll.process",
-        "wancoll.schedule.training",
         "wancoll.testing",
         "wancoll.torch",
         "wancoll.units",

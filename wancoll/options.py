@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-import os
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
@@ -73,13 +71,6 @@ def address(text: str, *, what: str, default_port: int | None = None) -> str:
 def addresses(text: str, *, what: str, default_port: int | None = None) -> str:
     """*text* as "host:port,host:port", the ports filled in. Raises ConfigError: one is not an address."""
     return ",".join(join_address(*each) for each in split_addresses(text, what=what, default_port=default_port))
-
-
-def check_picture(path: Path, *, what: str) -> None:
-    """Check that the picture can be written: now, not after the work. Raises ConfigError: it cannot."""
-    if path.is_dir() or not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
-        expected = "a file in a folder that exists and can be written to"
-        raise ConfigError("cannot write the picture", who=what, expected=expected, got=str(path))
 
 
 Seconds = Annotated[float, Parameter(validator=_seconds(" above 0", lambda value: 0 < value < math.inf))]

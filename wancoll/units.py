@@ -14,8 +14,6 @@ RATES = {f"{prefix}B/s": float(factor) for prefix, factor in _PREFIXES.items()} 
 }  # bytes per second
 _NUMBER = re.compile(r"(\d{1,15}(?:\.\d{1,15})?) ?([^\d\s.]\S*)", re.ASCII)
 _SIZE = re.compile(r"(\d{1,15}) ?(?:([KMGT])(iB|B)?|B)?", re.ASCII | re.IGNORECASE)
-_COUNT = re.compile(r"(\d{1,15}(?:\.\d{1,6})?) ?([kMGBT]?)", re.ASCII)
-_COUNTS = {"": 0, "k": 3, "M": 6, "G": 9, "B": 9, "T": 12}  # powers of ten
 
 
 def parse_duration(text: str, what: str) -> float:
@@ -57,19 +55,6 @@ def parse_size(text: str, what: str) -> int:
         expected = "bytes, 1 to 2^60, such as 4096, 64K, 64KiB or 2G (powers of 1024), 2GB (powers of 1000)"
         raise _refused("no size", text, what, expected)
     return size
-
-
-def parse_count(text: str, what: str) -> int:
-    """A number of things, above 0: "4096", "500k", "7B" or "1.5M", powers of 1000.
-
-    Raises:
-        ConfigError: not of that form; *what* is the option that it is for.
-    """
-    match = _COUNT.fullmatch(text.strip())
-    count = round(float(match[1]) * 10 ** _COUNTS[match[2]]) if match else 0
-    if not 0 < count <= 10**18:
-        raise _refused("no number", text, what, "1 to 10^18, such as 4096, 500k, 7B or 1.5T (powers of 1000)")
-    return count
 
 
 def format_bytes(nbytes: float, digits: int = 3) -> str:

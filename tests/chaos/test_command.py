@@ -18,7 +18,7 @@ def chaos(tmp_path: Path, *options: str, timeout: float = 150.0) -> tuple[subpro
     """The finished command, and its report."""
     report = tmp_path / "report.json"
     done = subprocess.run(
-        [*WANCOLL, "chaos", f"--json={report}", f"--html={tmp_path / 'report.html'}", *options],
+        [*WANCOLL, "chaos", f"--json={report}", *options],
         capture_output=True,
         text=True,
         timeout=timeout,
@@ -35,9 +35,6 @@ def check_held(done: subprocess.CompletedProcess[str], report: Any, tmp_path: Pa
     assert report["violations"] == []
     assert "violations: 0" in done.stdout
     assert report["calls"]["committed"] > 30
-    page = (tmp_path / "report.html").read_text()
-    assert "<svg" in page
-    assert report["command"].replace("&", "&amp;") in page
     assert not list(tmp_path.glob("*-logs")), "logs are kept where something was violated"
 
 

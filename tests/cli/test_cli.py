@@ -28,7 +28,6 @@ from wancoll.cli.changing import token
 from wancoll.cli.looking import status as status_command
 from wancoll.cli.main import COMMANDS, app, expected_failures, one_line
 from wancoll.cli.main import run as cli_run
-from wancoll.cli.model.training import training
 from wancoll.cli.running import logs, service
 from wancoll.cli.running.peer import peer
 from wancoll.cli.variables import alike, variable
@@ -254,21 +253,20 @@ def test_version_is_the_packages():
     assert re.match(r"\d+\.\d+\.\d+", done.stdout)
 
 
-@pytest.mark.parametrize("command", ["master", "peer", "status", "top", "events", "model", "model training"])
+@pytest.mark.parametrize("command", ["master", "peer", "status", "top", "events"])
 def test_help_shows_variable_default_and_unit_of_every_option(command):
-    done = run(*command.split(), "--help", env={"COLUMNS": "600"})
+    done = run(command, "--help", env={"COLUMNS": "600"})
     assert done.returncode == 0
     rows = re.findall(r"│ (--[a-z-]+)(.*?)(?=│ --|╰)", done.stdout, re.DOTALL)
     options = [(name, text) for name, text in rows if name not in ("--help", "--version")]
     assert len(options) >= 3
-    of_model = command.replace(" ", "_").upper() + "_" if command.startswith("model") else ""
     for name, text in options:
-        variable = f"WANCOLL_{of_model}" + name.removeprefix("--").replace("-", "_").upper()
+        variable = "WANCOLL_" + name.removeprefix("--").replace("-", "_").upper()
         assert f"[env var: {variable}]" in text, name
         assert "[default:" in text, name
         if "FLOAT" in text:
             assert "Seconds" in text, name
-        if "INT" in text and not of_model:
+        if "INT" in text:
             assert re.search("Bytes|connections|threads|events|Members", text), name
 
 
@@ -279,19 +277,20 @@ def option_names(command: App) -> set[str]:
 
 def test_the_documents_name_only_options_and_variables_that_exist():
     alone = ["master", "peer", "status", "top", "events", "evict", "leave", "doctor", "trace"]
-    alone += ["model", "perf", "chaos", "demo"]
-    commands = [*(app[name] for name in alone), training, app["key"]["rotate"]]
+    alone += ["perf", "chaos", "demo"]
+    commands = [*(app[name] for name in alone), app["key"]["rotate"]]
     commands += [app["token"][name] for name in ("create", "list", "revoke")]
     options = set().union(*map(option_names, commands))
     variables = set(map(variable, options))
     variables |= {"WANCOLL_FAILPOINTS", "WANCOLL_MOVE_BUCKETS"}  # of master and peer, of torch's backend; no options
     variables |= {"WANCOLL_ETCD_PASSWORD"}  # of the master: an option would be seen by others on its machine
-    # --help: of all commands; --now, --no-block: of systemctl; --strict: of mypy; --delay, --rate, --port: of
-    # tests.wan; --prefix: of etcdctl; --wan, --mpi, --ranks: of tests.bench; --nodes: of sbatch; --no-deps,
-    # --output-dir: of what makes wheels; --build to --wait: of docker and buildah; the rest: of the examples
+    # --help: of all commands; --plot: of tests.bench.lanes; --now, --no-block: of systemctl; --strict: of mypy;
+    # --delay, --rate, --port: of tests.wan; --prefix: of etcdctl; --wan, --mpi, --ranks: of tests.bench; --nodes: of
+    # sbatch; --no-deps, --output-dir: of what makes wheels; --build to --wait: of docker and buildah; the rest: of the
+    # examples
     others = {"--help", "--now", "--no-block", "--strict", "--delay", "--rate", "--port", "--wan", "--mpi", "--ranks"}
     others |= {"--prefix", "--backend", "--batch", "--device-ms", "--heads", "--nodes", "--no-deps", "--output-dir"}
-    others |= {"--build", "--build-arg", "--detach", "--file", "--tag", "--wait"}
+    others |= {"--build", "--build-arg", "--detach", "--file", "--tag", "--wait", "--layers", "--plot"}
     text = "\n".join(path.read_text() for path in DOCUMENTS)
     assert "--advertise" in text
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) - options - others == set()

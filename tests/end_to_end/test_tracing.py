@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.cli.otlp import receiver
 from tests.faults.support import cluster_fixture, wait_until
 from wancoll.chaos import Cluster, in_threads
 from wancoll.cli.looking.timeline import OPEN, SPANS
@@ -180,16 +179,12 @@ def test_an_aborted_attempt_is_there_twice(cluster: Cluster, tmp_path: Path) -> 
 
 
 @pytest.mark.check
-def test_files_of_daemons_and_spans(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_daemons(cluster: Cluster, tmp_path: Path) -> None:
     """Each daemon as if it were on a machine of its own; all have one clock in truth."""
     files = [str(tmp_path / f"{k}.json") for k in range(2)]
     comms = in_threads(lambda k: cluster.connect(k, group="g", name=f"m{k}", start_world=2), 2, 60)
     works = [comms[0].all_reduce(np.ones(1000, np.float32), async_op=True)]
-    pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
-    with receiver() as got:
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{got.port}")
-        in_threads(lambda k: trace("--seconds", "3", "-o", files[k], "--socket", cluster.socket(k), "--otel"), 2, 60)
-    assert [one.told["wancoll.outcome"] for one in got.spans if not one.parent] == ["running"]
+    in_threads(lambda k: trace("--seconds", "3", "-o", files[k], "--socket", cluster.socket(k)), 2, 60)
     clocks = [json.loads(Path(file).read_text())["metadata"]["clock"] for file in files]
     assert clocks[0]["master"] == clocks[1]["master"] == f"{cluster.status().master:x}"
     assert abs(clocks[0]["ahead"] - clocks[1]["ahead"]) <= clocks[0]["uncertain"] + clocks[1]["uncertain"]

@@ -113,14 +113,13 @@ def test_a_lane_that_breaks_in_a_call_that_is_repeated(group: tuple[Proxies, lis
     proxies, comms = group
     for _ in range(3):
         reduced(comms)
-    slow = [proxies.add("slow", *ends, amount=3e5) for ends in permutations(range(PEERS), 2)]
+    proxies.throttle(3e5)
     rules = [proxies.add("truncate", 0, other, amount=1000 + 3e5 * late) for other in (1, 2)]
     outcomes, seconds = reduced(comms)
     assert any(proxies.fired(rule, 0) for rule in rules)
     assert [outcome.receipt.attempts for outcome in outcomes] == [1] * PEERS
     assert seconds > late
-    for rule in slow + rules:
-        proxies.clear(rule)
+    proxies.clear_all()
 
 
 @pytest.mark.parametrize(("kind", "amount"), [("delay", 0.3), ("slow", 1e6)])

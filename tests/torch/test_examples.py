@@ -22,13 +22,9 @@ from wancoll.examples.shared.arguments import Options, parsed, shared_batch, tol
 from wancoll.examples.shared.report import Report, show
 from wancoll.examples.shared.schedules import SCHEDULES, Step
 from wancoll.examples.shared.story import Story, Told
-from wancoll.schedule.training import bubble
 
-SMALL = Options(
-    steps=3, layers=4, hidden=64, batch=8, micro_batches=4, sequence=32, dtype="float32", dropout=0.1, device_ms=0.0
-)
-PLAIN = dataclasses.replace(SMALL, dropout=0.0)
-EVERY = ("ddp", "zero1", "zero2", "fsdp", "tensor_parallel", "sequence_parallel", "pipeline", "parallel_3d")
+PLAIN = Options(steps=3, layers=4, hidden=64, batch=8, micro_batches=4, sequence=32, dtype="float32", device_ms=0.0)
+EVERY = ("ddp", "zero1", "fsdp", "tensor_parallel", "pipeline", "parallel_3d")
 
 
 def train(rank: int, size: int, runs: list[tuple[str, Options]]) -> list[Report]:
@@ -53,9 +49,8 @@ def busiest(reports: list[Report]) -> tuple[float, list[float]]:
 def test_losses_bytes_and_memory_of_four_ranks(sockets: list[dict[str, str]]) -> None:
     bf16 = dataclasses.replace(PLAIN, dtype="bfloat16")
     runs = [
-        ("ddp", PLAIN), ("ddp", bf16), ("zero1", bf16), ("zero2", PLAIN), ("zero2", bf16), ("fsdp", PLAIN),
-        ("fsdp", bf16), ("tensor_parallel", PLAIN), ("sequence_parallel", SMALL),
-        ("pipeline", dataclasses.replace(PLAIN, micro_batches=8)),
+        ("ddp", PLAIN), ("ddp", bf16), ("zero1", bf16), ("zero1", PLAIN), ("fsdp", PLAIN), ("fsdp", bf16),
+        ("tensor_parallel", PLAIN), ("pipeline", dataclasses.replace(PLAIN, micro_batches=8)),
     ]  # fmt: skip
     by_rank = run(4, train, runs, env=sockets, timeout=180)
     alone = {options: train_alone(options) for options in {options for _, options in runs}}
@@ -70,18 +65,11 @@ def test_losses_bytes_and_memory_of_four_ranks(sockets: list[dict[str, str]]) ->
         assert formula <= sent <= 1.05 * formula + 8000, name  # headers, and small operations
         if name in ("ddp", "zero1", "fsdp"):
             assert memory == pytest.approx(reports[0].memory_formula, rel=0.01), name
-        elif name == "zero2":  # whole gradients of two layers of four at most
-            weights, gradients, optimizer = reports[0].memory_formula
-            assert memory[::2] == pytest.approx([weights, optimizer], rel=0.01)
-            assert gradients < memory[1] < 0.8 * 4 * gradients
         else:  # embedding and head are not shared
             assert all(want <= have < 2 * want for have, want in zip(memory, reports[0].memory_formula, strict=True))
-    tensor, sequence, pipeline = (dict(row[:2] for row in one.rows) for one in by_rank[0][-3:])
-    kept = [float(each["kept for backward"].removesuffix(" MB")) for each in (tensor, sequence)]
-    assert kept[1] < 0.8 * kept[0]  # norms, sums and dropout have a part of the sequence
-    assert {name.strip(): had.split(", ")[1] for name, had in pipeline.items() if "%" in had} == {
-        "GPipe": "8", "1F1B": "4", "zero bubble": "4",
-    }  # fmt: skip
+    pipeline = dict(row[:2] for row in by_rank[0][-1].rows)
+    kept = {name.strip(): had.split(", ")[1] for name, had in pipeline.items() if "%" in had}
+    assert kept == {"GPipe": "8", "1F1B": "4"}
 
 
 @pytest.mark.check
@@ -99,9 +87,8 @@ def test_bubbles_are_as_long_as_the_textbook_says(sockets: list[dict[str, str]])
     options = dataclasses.replace(PLAIN, micro_batches=8, device_ms=40.0, steps=6)
     [report] = run(4, train, [("pipeline", options)], env=sockets, timeout=180)[0]
     rows = {name.strip(): float(measured.split(" %")[0]) for name, measured, _ in report.rows[1:]}
-    for name, least in (("GPipe", bubble(4, 8)), ("1F1B", bubble(4, 8)), ("zero bubble", 3 / 27)):
-        assert 100 * least - 1 < rows[name] < 100 * least + 20, rows  # what it says, and what a busy machine adds
-    assert rows["zero bubble"] < rows["1F1B"] - 2
+    for name in ("GPipe", "1F1B"):
+        assert 100 * 3 / 11 - 1 < rows[name] < 100 * 3 / 11 + 20, rows  # what it says, and what a busy machine adds
 
 
 # ---- pipelines' schedules ------------------------------------------------------------------------------
@@ -116,15 +103,14 @@ def played(plan: Callable[[int, int, int], list[Step]], p: int, m: int) -> tuple
             if at[s] == len(plans[s]):
                 continue
             what, i = plans[s][at[s]]
-            needs = {"F": ("F", s - 1, i) if s else None, "W": ("I", s, i)}.get(
-                what, ("I", s + 1, i) if s < p - 1 else None
-            )
+            before = s - 1 if what == "F" else s + 1
+            needs = (what, before, i) if 0 <= before < p else None
             if needs is not None and needs not in ends:
                 continue
             now[s] = max(now[s], ends[needs] if needs else 0) + (2 if what == "B" else 1)
-            ends["I" if what == "B" else what, s, i] = now[s]
+            ends[what, s, i] = now[s]
             at[s] += 1
-            kept[s] += {"F": 1, "B": -1, "W": -1}.get(what, 0)
+            kept[s] += 1 if what == "F" else -1
             most[s] = max(most[s], kept[s])
     assert at == [len(each) for each in plans], "it stands still"
     return max(now), most
@@ -134,26 +120,17 @@ def played(plan: Callable[[int, int, int], list[Step]], p: int, m: int) -> tuple
 def test_schedules_are_complete_and_wait_as_long_as_they_must(p: int, m: int) -> None:
     for name, plan in SCHEDULES.items():
         for s in range(p):
-            whole = [("F", i) for i in range(m)] + [
-                (what, i) for what in ("IW" if name == "zero bubble" else "B") for i in range(m)
-            ]
-            assert sorted(plan(s, p, m)) == sorted(whole)
+            assert sorted(plan(s, p, m)) == [(what, i) for what in "BF" for i in range(m)]
         ticks, kept = played(plan, p, m)
-        if name == "zero bubble":
-            assert kept == [min(p, m)] * p or max(kept) <= p
-            assert ticks <= 3 * (m + p - 1)
-            if m >= p:
-                assert ticks == 3 * m + p - 1
-        else:
-            assert 1 - 3 * m / ticks == pytest.approx(bubble(p, m))
-            assert kept == ([m] * p if name == "GPipe" else [min(p - s, m) for s in range(p)])
+        assert 1 - 3 * m / ticks == pytest.approx((p - 1) / (m + p - 1))
+        assert kept == ([m] * p if name == "GPipe" else [min(p - s, m) for s in range(p)])
 
 
 # ---- members that come and go --------------------------------------------------------------------------
 
 
 def told(member: str, step: int, world: str, digest: str = "") -> Told:
-    return Told(member, step, 2.0, tuple(world), 100, 10, digest, 0.0)
+    return Told(member, step, 2.0, tuple(world), 100, digest)
 
 
 def test_a_story_is_judged(capsys: pytest.CaptureFixture[str]) -> None:
@@ -240,10 +217,10 @@ def test_two_ranks_of_their_own() -> None:
 def test_an_example_under_torchrun() -> None:
     done = start(
         "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port()), "-m",
-        "wancoll.examples.zero2", "--steps", "3", "--hidden", "32",
+        "wancoll.examples.zero1", "--steps", "3", "--hidden", "32",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "ZeRO-2: 2 ranks" in done.stdout
+    assert "ZeRO-1: 2 ranks" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -274,7 +251,6 @@ def test_options_that_cannot_be_obeyed_are_refused(
     ("name", "arguments", "said"),
     [
         ("tensor_parallel", "--world 3", "--heads: expected a multiple of 3, the ranks, got 4"),
-        ("sequence_parallel", "--world 2 --sequence 63", "--sequence: expected a multiple of 2, the ranks, got 63"),
         ("pipeline", "--micro-batches 5", "--batch: expected a multiple of 5, the micro-batches, got 16"),
         ("pipeline", "--world 6 --layers 4", "--layers: expected a multiple of 6, the stages, got 4"),
         ("parallel_3d", "--world 6", "--world: expected a multiple of 4, the ranks that hold one model, got 6"),

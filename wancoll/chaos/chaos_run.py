@@ -317,7 +317,7 @@ class ChaosRun:
             self._is_back(client.slot)
         if not call.error and (call.epoch, call.seq) > self._newest:
             self._newest = call.epoch, call.seq
-            self.commits.append(Commit(call.ended, call.epoch, len(call.contributors), call.nbytes))
+            self.commits.append(Commit(call.ended, call.epoch, call.nbytes))
 
     def _is_back(self, slot: int) -> None:
         if self._injector is not None:

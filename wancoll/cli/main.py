@@ -33,7 +33,6 @@ COMMANDS = {  # its function below wancoll.cli, and its help
     "demo": ("trying.demo:demo", "Train a small network on 4 local peers, and kill one of them on the way."),
     "perf": ("perf.command:perf", "Measure collectives, with the columns of nccl-tests."),
     "chaos": ("trying.chaos:chaos", "Break a local cluster by a seeded schedule, and check what it promises."),
-    "model": ("model.command:model", "Print what an all-reduce, or a step of training, takes on paper."),
 }
 
 EXIT_FAILED = 1

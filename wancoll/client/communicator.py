@@ -283,9 +283,7 @@ class Communicator:
         The codec is for all tensors of dtypes that it takes; others travel as they are. With *feedback* each bucket has
         a residual, named "NAME/0", "NAME/1", ...; for a list that stays the same from call to call.
 
-        Tensors are C-contiguous, of float32, float64, float16, bfloat16, int8, int16, int32, int64 or uint8: numpy
-        arrays, CPU torch tensors, or anything with DLPack or the buffer protocol. Do not change them before the call is
-        finished. A new tensor lies in the arena.
+        Tensors are as in all_reduce.
 
         Args:
             tensors: writable; no two may share memory. The same list (dtypes and sizes) on all members. Also
@@ -294,18 +292,11 @@ class Communicator:
             bucket_bytes: a bucket takes tensors up to this size together; a larger tensor is a bucket of its own.
             async_op: return a ManyWork when all buckets are under way.
             op: "sum", "avg", "min", "max" or "prod", or torch.distributed.ReduceOp.SUM and so on.
-            codec: how floating elements travel: "none", as they are; "bf16", "fp16" (float32 and float64 only),
-                "int8", "int4", "fp8" (e4m3); of sums "top1.5%", the greatest 1.5 % with 2 bits each, or "top5%-int8",
-                with 8; "top1.5%/top1.5%": so is the result. Take feedback with these.
-            max_rel_error: instead of codec: take the smallest format whose error is at most this. Nominal relative L2
-                errors (Gaussian data): int4 0.15, int8 0.01, bf16 0.003, fp16 0.0005; 1.42 times these with
-                stochastic rounding; fp8, of int8's size, has 0.04 and is never taken. Not with algorithms that encode
-                sums again ("ring", "halving_doubling", "tree", "double_tree"). All members must say the same.
-            rounding: how the codec rounds: "nearest", or "stochastic", whose random bits depend on seed, seq and
-                element only.
+            codec: how floating elements travel, as in all_reduce.
+            max_rel_error: instead of codec: take the smallest format whose error is at most this, as in all_reduce.
+            rounding: how the codec rounds: "nearest" or "stochastic".
             seed: seeds stochastic rounding: 64 bits; the same on all members.
-            feedback: add what the codec lost of this tensor in earlier calls, and keep what it loses now. For sum and
-                avg, rounded to nearest.
+            feedback: add what the codec lost of these tensors in earlier calls, and keep what it loses now.
             algorithm: the schedule, by name: "ring" or "direct" or "halving_doubling" or "tree" or "double_tree" or
                 "full_exchange" or "naive" or "hierarchical"; "auto" for the group's choice.
             on_failure: "retry" runs again with the survivors; "raise" raises OperationAborted on every member.
@@ -349,9 +340,7 @@ class Communicator:
         Blocks are by the ranks of the epoch in which the call was made: a survivor of a loss still gets its own block,
         reduced over the survivors.
 
-        Tensors are C-contiguous, of float32, float64, float16, bfloat16, int8, int16, int32, int64 or uint8: numpy
-        arrays, CPU torch tensors, or anything with DLPack or the buffer protocol. Do not change them before the call is
-        finished. A new tensor lies in the arena.
+        Tensors are as in all_reduce.
 
         Args:
             x: world_size blocks, one after the other in the order of the ranks.
@@ -404,9 +393,7 @@ class Communicator:
     ) -> Receipt | Work:  # fmt: skip
         """Reduce the members' tensors element by element; the root gets the result.
 
-        Tensors are C-contiguous, of float32, float64, float16, bfloat16, int8, int16, int32, int64 or uint8: numpy
-        arrays, CPU torch tensors, or anything with DLPack or the buffer protocol. Do not change them before the call is
-        finished. A new tensor lies in the arena.
+        Tensors are as in all_reduce.
 
         Args:
             x: this member's tensor.
@@ -449,9 +436,7 @@ class Communicator:
     ) -> Receipt | Work:  # fmt: skip
         """Give every member the root's tensor.
 
-        Tensors are C-contiguous, of float32, float64, float16, bfloat16, int8, int16, int32, int64 or uint8: numpy
-        arrays, CPU torch tensors, or anything with DLPack or the buffer protocol. Do not change them before the call is
-        finished. A new tensor lies in the arena.
+        Tensors are as in all_reduce.
 
         Args:
             x: at the root what is given; elsewhere, without out, it takes the result. The same dtype and count on all
@@ -496,9 +481,7 @@ class Communicator:
 
         If members are lost, the blocks of the others move together, as with all_gather.
 
-        Tensors are C-contiguous, of float32, float64, float16, bfloat16, int8, int16, int32, int64 or uint8: numpy
-        arrays, CPU torch tensors, or anything with DLPack or the buffer protocol. Do not change them before the call is
-        finished. A new tensor lies in the arena.
+        Tensors are as in all_reduce.
 
         Args:
             x: this member's block.
@@ -540,9 +523,7 @@ class Communicator:
 
         Blocks are by the ranks of the epoch in which the call was made.
 
-        Tensors are C-contiguous, of float32, float64, float16, bfloat16, int8, int16, int32, int64 or uint8: numpy
-        arrays, CPU torch tensors, or anything with DLPack or the buffer protocol. Do not change them before the call is
-        finished. A new tensor lies in the arena.
+        Tensors are as in all_reduce.
 
         Args:
             x: at the root: world_size blocks, one after the other in the order of the ranks. Not looked at elsewhere.
@@ -594,9 +575,7 @@ class Communicator:
         If members are lost, the blocks of the others move together: receipt.out is then the leading part of the
         result, one block for each of receipt.contributors, and what follows in out is as it was.
 
-        Tensors are C-contiguous, of float32, float64, float16, bfloat16, int8, int16, int32, int64 or uint8: numpy
-        arrays, CPU torch tensors, or anything with DLPack or the buffer protocol. Do not change them before the call is
-        finished. A new tensor lies in the arena.
+        Tensors are as in all_reduce.
 
         Args:
             x: this member's block.
@@ -644,9 +623,7 @@ class Communicator:
 
         If members are lost, the blocks of the others move together, as with all_gather.
 
-        Tensors are C-contiguous, of float32, float64, float16, bfloat16, int8, int16, int32, int64 or uint8: numpy
-        arrays, CPU torch tensors, or anything with DLPack or the buffer protocol. Do not change them before the call is
-        finished. A new tensor lies in the arena.
+        Tensors are as in all_reduce.
 
         Args:
             x: world_size equal blocks, one after the other in the order of the ranks.
@@ -687,9 +664,7 @@ class Communicator:
 
         Sends with the same tag arrive in the order of their calls. No other member takes part.
 
-        Tensors are C-contiguous, of float32, float64, float16, bfloat16, int8, int16, int32, int64 or uint8: numpy
-        arrays, CPU torch tensors, or anything with DLPack or the buffer protocol. Do not change them before the call is
-        finished. A new tensor lies in the arena.
+        Tensors are as in all_reduce.
 
         Args:
             x: what is sent.
@@ -723,9 +698,7 @@ class Communicator:
     ) -> Receipt | Work:
         """Receive into a tensor what one other member sends with send.
 
-        Tensors are C-contiguous, of float32, float64, float16, bfloat16, int8, int16, int32, int64 or uint8: numpy
-        arrays, CPU torch tensors, or anything with DLPack or the buffer protocol. Do not change them before the call is
-        finished. A new tensor lies in the arena.
+        Tensors are as in all_reduce.
 
         Args:
             x: takes the data: dtype and count as sent. Untouched until the commit.

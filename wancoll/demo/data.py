@@ -25,20 +25,15 @@ class Digits:
     test_labels: NDArray[np.int64]
 
 
-def check_extra(who: str = "wancoll demo", extras: str = "demo", **needed: str) -> None:
-    """Raise ConfigError with what to install for *who*, the command, where a demo's packages are missing.
-
-    *extras* have the packages. *needed*: module -> "package (what for)"; matplotlib is, by all.
-    """
-    needed["matplotlib"] = "matplotlib (the picture)"
-    missing = [words.split()[0] for module, words in needed.items() if importlib.util.find_spec(module) is None]
-    if missing:
+def check_extra() -> None:
+    """Raise ConfigError with what to install where the demo's package is missing."""
+    if importlib.util.find_spec("sklearn") is None:
         raise ConfigError(
-            "a package that only the demo and pictures need is not installed",
-            who=who,
-            expected=" and ".join(needed.values()),
-            got=f"no {' and no '.join(missing)}",
-            hint=f"run, in the source folder: pip install '.[{extras}]'",
+            "a package that only the demo needs is not installed",
+            who="wancoll demo",
+            expected="scikit-learn (the digits)",
+            got="no scikit-learn",
+            hint="run, in the source folder: pip install '.[demo]'",
         )
 
 

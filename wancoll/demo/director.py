@@ -28,8 +28,6 @@ class DemoPlan:
     steps: int = 800  # of training, in all
     seed: int = 0  # of the first parameters and the batches
     silence_timeout: float = 60.0  # seconds without a report from any process before the demo gives up
-    # flip one bit in the newcomer's parameters at the end, so that the demo must fail; for its own test
-    spoil: bool = False
     secure: bool = False  # whether all goes over TLS
 
     @property
@@ -81,10 +79,10 @@ class _Director:
             alone.close()
         return self._outcome
 
-    def _start_member(self, *wait_before: int, spoil: bool = False) -> None:
+    def _start_member(self, *wait_before: int) -> None:
         i = len(self._processes)
         name = self._cluster.name(i)
-        process = self._cluster.client(i, take_part, name, self._plan.peers, self._course, wait_before, spoil)
+        process = self._cluster.client(i, take_part, name, self._plan.peers, self._course, wait_before)
         self._processes.append(process)
         self._outcome.reports[name] = []
 
@@ -184,4 +182,4 @@ class _Director:
         if not self._outcome.newcomer and (wait or self._new_daemon.done()):
             self._outcome.newcomer = self._cluster.name(self._new_daemon.result())
             self._show.called(self._outcome.newcomer)
-            self._start_member(0, spoil=self._plan.spoil)
+            self._start_member(0)

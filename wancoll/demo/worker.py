@@ -75,13 +75,11 @@ def train(comm: Communicator, replica: Replica, course: Course, wait_before: tup
                 admit(comm, replica)
 
 
-def take_part(
-    socket: str, name: str, start_world: int, course: Course, wait_before: tuple[int, ...], spoil: bool
-) -> None:
+def take_part(socket: str, name: str, start_world: int, course: Course, wait_before: tuple[int, ...]) -> None:
     """One member, by its machine's daemon at *socket*. It tells the demo what it does.
 
     *start_world*: members at the start; one less may go on. *wait_before*: steps before which it waits for word; 0:
-    before it connects. *spoil*: flip one bit of the parameters at the end (a test).
+    before it connects.
     """
     replica = Replica(course.seed)
     begun: list[int] = []
@@ -95,8 +93,6 @@ def take_part(
     if 0 in wait_before:
         tell(Ask(Waiting(0)))
     wancoll.run(life, socket=socket, name=name, start_world=start_world, min_world=start_world - 1)
-    if spoil:
-        replica.parameters.view(np.uint32)[0] ^= 1
     tell(finished(replica, course.digits, replica.step - begun[0]))
 
 

@@ -46,7 +46,7 @@ def train(comm: Communicator, member: Member) -> None:
         sent = sum(each.receipt.bytes_sent for each in ended)
         members = tuple(ended[-1].weights) if ended else members  # in the last average: at the end some leave sooner
         weights = digest(diloco.outer) if diloco.steps == options.steps else ""
-        member.tell(diloco.steps, loss.item(), members, sent, x.numel(), weights)
+        member.tell(diloco.steps, loss.item(), members, sent, weights)
         while diloco.steps == options.steps * 2 // 3 // H * H - 1 and comm.world_size < options.world:
             time.sleep(0.05)  # here, where a round ends, all wait for the newcomer, so that it is there for a while
             comm.update_membership()

@@ -41,7 +41,7 @@ def train(comm: Communicator, member: Member) -> None:
         step, receipt = step + 1, elastic.receipt
         assert receipt is not None
         weights = digest(model.parameters()) if step == options.steps else ""
-        member.tell(step, loss.item(), receipt.contributors, receipt.bytes_sent, x.numel(), weights)
+        member.tell(step, loss.item(), receipt.contributors, receipt.bytes_sent, weights)
         while step < options.steps:
             comm.update_membership()  # admits joiners
             step = comm.sync_state(model, adam, revision=step).revision

@@ -1,8 +1,7 @@
 """Pipeline: each rank has some of the layers; micro-batches go through them one after another.
 
-A stage waits at the start and at the end of a step: of GPipe and 1F1B that bubble is (p-1)/(m+p-1) of the time. GPipe
-runs all forwards first and keeps what m micro-batches need for backward, 1F1B at most p. The zero-bubble schedule
-(ZB-H1: Qi et al., 2023) takes backward apart: gradients of inputs go back at once, those of weights fill the gaps.
+A stage waits at the start and at the end of a step: that bubble is (p-1)/(m+p-1) of the time. GPipe runs all
+forwards first and keeps what m micro-batches need for backward, 1F1B at most p.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from wancoll.examples.shared.ranks import Sent, launch, mean
 from wancoll.examples.shared.report import Report
 from wancoll.examples.shared.schedules import SCHEDULES, Step
 from wancoll.examples.shared.text import batch, text
-from wancoll.schedule.training import bubble
 
 
 class Stage:
@@ -41,32 +39,26 @@ class Stage:
         device of its own. Else stages that share a processor would wait for each other, not for what they need.
         """
         self.loss, self.kept, busy, sending = 0.0, 0, 0.0, []
-        kept: dict[int, tuple[Tensor, Tensor, Tensor | None]] = {}  # input, output, gradient of the output
+        kept: dict[int, tuple[Tensor, Tensor]] = {}  # input, output
         for what, i in plan:
-            x, out, gradient = kept.get(i, (inputs[i], inputs[i], None))
-            if what == "F" and self.before is not None:
-                x = self._receive(self.before, inputs[i]).requires_grad_()
-            elif what in "BI" and self.after is not None:
+            gradient = None
+            if what == "F":
+                x = inputs[i] if self.before is None else self._receive(self.before, inputs[i]).requires_grad_()
+            elif self.after is not None:
                 gradient = self._receive(self.after, inputs[i])
             began = time.perf_counter()
-            to, sent = None, x
             if what == "F":
                 out = self.part(x)
                 if self.after is None:
                     out = loss_of(out, targets[i]) / len(inputs)
                     self.loss += out.item()
+                kept[i] = x, out
+                self.kept = max(self.kept, len(kept))
                 to, sent = self.after, out
-            elif what == "I":
-                if self.before is not None:
-                    (sent,) = torch.autograd.grad(out, x, gradient, retain_graph=True)
-                to = self.before
             else:
-                torch.autograd.backward(out, gradient, inputs=self.parameters if what == "W" else None)
-                to, sent = (self.before, x.grad) if what == "B" and x.grad is not None else (None, x)
-            kept[i] = (x, out, gradient)
-            self.kept = max(self.kept, len(kept))
-            if what in "BW":
-                del kept[i]
+                x, out = kept.pop(i)
+                torch.autograd.backward(out, gradient)
+                to, sent = self.before, x.grad
             wanted = self.options.device_ms / 1000 * (2 if what == "B" else 1)
             time.sleep(max(0.0, began + wanted - time.perf_counter()))
             busy += time.perf_counter() - began
@@ -94,7 +86,7 @@ def cut(model: nn.Sequential, stages: int) -> list[nn.Sequential]:
 
 
 def train(options: Options) -> Report:
-    """Train; the group stands. The three schedules take turns: their gradients are the same."""
+    """Train; the group stands. The schedules take turns: their gradients are the same."""
     rank, p, m = dist.get_rank(), dist.get_world_size(), options.micro_batches
     source, model = text(), transformer(options)
     n, each = count(model), options.precision
@@ -120,9 +112,8 @@ def train(options: Options) -> Report:
     rows = [("bubble", "with what sends take", "of computing alone; and micro-batches kept")]
     for name, values in waited.items():
         had, most = mean(min(values)), m if name == "GPipe" else min(m, p)
-        theirs = (p - 1) / (3 * m + p - 1) if name == "zero bubble" else bubble(p, m)
-        words = "(p-1)/(3m+p-1)" if name == "zero bubble" else "(p-1)/(m+p-1)"
-        rows.append((f"  {name}", f"{100 * had:.1f} %, {kept[name]}", f"{100 * theirs:.1f} % = {words}, {most}"))
+        theirs = 100 * (p - 1) / (m + p - 1)
+        rows.append((f"  {name}", f"{100 * had:.1f} %, {kept[name]}", f"{theirs:.1f} % = (p-1)/(m+p-1), {most}"))
     edges = options.batch * options.sequence * options.hidden * 4  # a step's activations between stages, float32
     return Report(
         losses,

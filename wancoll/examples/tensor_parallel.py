@@ -15,11 +15,10 @@ from torch import Tensor, nn
 
 from wancoll.examples.shared.adam import Adam
 from wancoll.examples.shared.arguments import Options
-from wancoll.examples.shared.model import Block, backward, count, keeping, loss_of, nbytes, transformer
+from wancoll.examples.shared.model import Block, backward, count, loss_of, nbytes, transformer
 from wancoll.examples.shared.ranks import Sent, launch
 from wancoll.examples.shared.report import Report
 from wancoll.examples.shared.text import batch, text
-from wancoll.units import format_bytes
 
 Among = Callable[[Tensor, dist.ProcessGroup], Tensor]  # what ranks make of a tensor together
 
@@ -57,8 +56,8 @@ def total(x: Tensor, group: dist.ProcessGroup) -> Tensor:
 class ParallelBlock(Block):
     """This rank's columns and rows of a whole layer."""
 
-    def __init__(self, options: Options, number: int, whole: Block, group: dist.ProcessGroup) -> None:
-        super().__init__(options, number)
+    def __init__(self, options: Options, whole: Block, group: dist.ProcessGroup) -> None:
+        super().__init__(options)
         self.group, rank, world = group, dist.get_rank(group), dist.get_world_size(group)
         self.heads = whole.heads // world
         self.norm1, self.norm2 = whole.norm1, whole.norm2
@@ -78,16 +77,14 @@ class ParallelBlock(Block):
 
     def leave(self, x: Tensor) -> Tensor:
         """Each rank has what its rows add, and gets the sum; the gradient is as it is."""
-        return self._drop(exchange(x, total, same, self.group))
+        return exchange(x, total, same, self.group)
 
 
-def split(
-    model: nn.Sequential, options: Options, group: dist.ProcessGroup, kind: type[ParallelBlock] = ParallelBlock
-) -> None:
+def split(model: nn.Sequential, options: Options, group: dist.ProcessGroup) -> None:
     """Put this rank's parts in the place of the layers."""
     for i, part in enumerate(model):
         if isinstance(part, Block):
-            model[i] = kind(options, i - 1, part, group)
+            model[i] = ParallelBlock(options, part, group)
 
 
 def train(options: Options) -> Report:
@@ -101,8 +98,7 @@ def train(options: Options) -> Report:
     adam, sent, losses, gradients = Adam(parameters), Sent(), [], 0
     for step in range(options.steps):
         x, y = batch(source, step, options)
-        kept: dict[int, int] = {}
-        with sent, keeping(kept):
+        with sent:
             loss = loss_of(model(x), y)
             backward(loss)
         gradients = nbytes(each.grad for each in parameters)
@@ -116,7 +112,7 @@ def train(options: Options) -> Report:
         (4 * options.layers * 2 * (world - 1) / world * activations, "4 L 2(p-1)/p activations"),
         (nbytes(parameters), gradients, adam.nbytes()),
         (n * p.weight / world, n * p.gradient / world, n * p.optimizer / world),
-        [("embedding and head", "whole on each rank", ""), ("kept for backward", format_bytes(sum(kept.values())), "")],
+        [("embedding and head", "whole on each rank", "")],
     )
 
 

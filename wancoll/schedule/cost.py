@@ -1,17 +1,14 @@
-"""What an operation should take: the classic alpha-beta model, this engine's pipelined one, and the choice from it.
+"""What an operation should take by a pipelined alpha-beta model, and the choice of an algorithm from it.
 
-*Classic* (`seconds`, `crossover`): T = messages * alpha + bytes * beta of an all-reduce, one step after the other, as
-in Thakur, Rabenseifner and Gropp, 2005, "Optimization of collective communication operations in MPICH", and Patarasuk
-and Yuan, 2009. It compares algorithms on paper; `wancoll model` prints it.
-
-*Pipelined* (`predicted`, `choices`): what this project's executor does. A member passes bytes on while the rest of them
-still arrives, and sends and receives at the same time, so a step does not wait for the one before it. Two things are
-left: a byte's way over the hops, alpha each, and the time for which the busiest member's uplink (or downlink) is
-occupied. Of steps that follow each other on the same uplinks the next one begins when its first bytes are there
-(alpha after the step before began) and the uplink is free: max(alpha, bytes * beta) later. The links' slow start,
+T = messages * alpha + bytes * beta, as in Thakur, Rabenseifner and Gropp, 2005, "Optimization of collective
+communication operations in MPICH", but for what this project's executor does. A member passes bytes on while the rest
+of them still arrives, and sends and receives at the same time, so a step does not wait for the one before it. Two
+things are left: a byte's way over the hops, alpha each, and the time for which the busiest member's uplink (or
+downlink) is occupied. Of steps that follow each other on the same uplinks the next one begins when its first bytes are
+there (alpha after the step before began) and the uplink is free: max(alpha, bytes * beta) later. The links' slow start,
 losses and the cost of the reduction itself are not in the model.
 
-Both models add gamma for every message that the busiest member sends or receives: messages to different members leave
+It adds gamma for every message that the busiest member sends or receives: messages to different members leave
 together and share one alpha, but each of them costs some CPU. It is 0 unless given. Messages are counted as this
 project's schedules send them: halving-doubling sends every chunk of a half by itself.
 """
@@ -22,12 +19,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-ALGORITHMS = ("naive", "tree", "ring", "halving_doubling", "double_tree", "direct", "full_exchange", "hierarchical")
-HALVED = ("ring", "direct")  # their all-reduce is a reduce_scatter and then an all_gather that takes as long
-
 GRID = tuple(sorted({round(2 ** (i / 4)) for i in range(4 * 42 + 1)}))  # bytes: four sizes to an octave, to 4 TiB
 NEAR = 1.02  # times within this factor are alike to `choices`: links are not measured better
-SAME = 1 + 1e-9  # times within this factor are equal: only the terms' rounding differs
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,105 +47,6 @@ class Sites:
     def __post_init__(self) -> None:
         if not self.sizes or min(self.sizes) < 1:
             raise ValueError(f"every site has at least one member, got sizes {self.sizes}")
-
-
-# ---- the classic model ---------------------------------------------------------------------------------
-
-
-def handled(algorithm: str, world_size: int, kind: str = "all_reduce") -> int:
-    """Messages that the busiest member sends and receives, in sum. Raises ValueError: there is no such algorithm."""
-    _check(algorithm, world_size)
-    return _pipe(kind, algorithm).handled(world_size) if world_size > 1 else 0
-
-
-def seconds(
-    algorithm: str,
-    nbytes: float,
-    world_size: int,
-    cost: LinkCost,
-    *,
-    sites: Sites | None = None,
-    kind: str = "all_reduce",
-) -> float:
-    """Classic time: messages * alpha + bytes * beta + handled messages * gamma.
-
-    *kind* is all_reduce or a half of it, by one of HALVED: then *nbytes* are of its long tensor. Hierarchical needs
-    *sites*, and *cost* is that of links between them. Raises ValueError: no such kind, no such algorithm of it, no
-    members, or *sites* that do not have them all.
-    """
-    fixed, per_byte = _line(algorithm, world_size, cost, sites)
-    if kind != "all_reduce":
-        lower_bound(kind, nbytes, world_size)
-        if algorithm not in HALVED:
-            raise ValueError(f"{kind} has no algorithm {algorithm!r}, expected one of {', '.join(HALVED)}")
-        fixed, per_byte = fixed / 2, per_byte / 2  # and so are the messages: an all-reduce is one of each
-    return fixed + per_byte * nbytes
-
-
-def lower_bound(kind: str, nbytes: float, world_size: int) -> float:
-    """Bytes that some member has to receive at least (and another to send): nobody needs to hear what it has.
-
-    (K-1)/K of the tensor for a reduce_scatter or an all_gather, and 2(K-1)/K for an all_reduce, which reduces and
-    spreads: Patarasuk and Yuan, 2009. Raises ValueError: no such kind, or no members.
-    """
-    if kind not in ("all_reduce", "reduce_scatter", "all_gather") or world_size < 1:
-        raise ValueError(f"no bound is known for {kind!r} of {world_size} members")
-    return (2 if kind == "all_reduce" else 1) * (world_size - 1) / world_size * nbytes
-
-
-def crossover(first: str, second: str, world_size: int, cost: LinkCost, *, sites: Sites | None = None) -> float | None:
-    """Bytes at which both algorithms' `seconds` are equal. None if one is faster, or they are alike, at all sizes."""
-    fixed, per_byte = _line(first, world_size, cost, sites)
-    other_fixed, other_per_byte = _line(second, world_size, cost, sites)
-    lead, gain = other_fixed - fixed, per_byte - other_per_byte
-    if _same(fixed, other_fixed) or _same(per_byte, other_per_byte) or lead * gain < 0:
-        return None
-    size = lead / gain
-    return size if math.isfinite(size) else None
-
-
-def _classic(algorithm: str, world_size: int) -> tuple[float, float]:
-    """Messages that follow each other, those that leave together as one, and bytes for each byte of the tensor."""
-    _check(algorithm, world_size)
-    k = world_size
-    if k == 1:
-        return 0, 0
-    match algorithm:
-        case "naive":
-            return 2 * (k - 1), 2 * (k - 1)
-        case "tree":
-            return 2 * _levels(k), 2 * _levels(k)
-        case "ring":
-            return 2 * (k - 1), 2 * (k - 1) / k
-        case "halving_doubling":
-            core = _power_below(k)
-            fold = 0 if core == k else 2  # the others hand their tensor to a partner first and get the result last
-            return 2 * _levels(core) + fold, 2 * (core - 1) / core + fold
-        case "double_tree":  # pipelined, as its authors count it: it is made for that
-            return 2 * _levels(k), min(k, 4) / 2
-        case "direct":
-            return 2, 2 * (k - 1) / k
-        case _:  # full_exchange
-            return 1, k - 1
-
-
-def _line(algorithm: str, world_size: int, cost: LinkCost, sites: Sites | None) -> tuple[float, float]:
-    """Classic time as (seconds, seconds per byte): it is linear in the size."""
-    if algorithm == "hierarchical":
-        largest, smallest, count = _shape(world_size, sites)
-        inside, fixed, per_byte = sites.inside if sites else cost, 0.0, 0.0
-        if largest > 1:  # direct reduce-scatter and all-gather
-            fixed += 2 * inside.alpha + 4 * (largest - 1) * inside.gamma
-            per_byte += 2 * (largest - 1) / largest * inside.beta
-        if count > 1:  # direct, each member its part of the tensor
-            fixed += 2 * cost.alpha + 4 * (count - 1) * cost.gamma
-            per_byte += 2 * (count - 1) / count / smallest * cost.beta
-        return fixed, per_byte
-    hops, share = _classic(algorithm, world_size)
-    return hops * cost.alpha + handled(algorithm, world_size) * cost.gamma, share * cost.beta
-
-
-# ---- the pipelined model -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,18 +128,25 @@ AVAILABLE["all_reduce"] += ("hierarchical",)
 KINDS = tuple(AVAILABLE)
 
 
+def handled(algorithm: str, world_size: int, kind: str = "all_reduce") -> int:
+    """Messages that the busiest member sends and receives, in sum. Raises ValueError: there is no such algorithm."""
+    pipe = _pipe(kind, algorithm, world_size)
+    return pipe.handled(world_size) if world_size > 1 else 0
+
+
 def predicted(
     algorithm: str, kind: str, nbytes: float, world_size: int, cost: LinkCost, *, sites: Sites | None = None
 ) -> float:
-    """Seconds from the first byte to the last on this project's executor, without the commit. See seconds().
+    """Seconds from the first byte to the last, without the commit.
 
-    Where a kind has two sizes, *nbytes* are of the large tensor: the input of reduce_scatter and scatter, the result of
-    all_gather and gather, either of all_to_all.
+    Hierarchical needs *sites*, and *cost* is that of links between them. Where a kind has two sizes, *nbytes* are of
+    the large tensor: the input of reduce_scatter and scatter, the result of all_gather and gather, either of
+    all_to_all. Raises ValueError: no such kind, no such algorithm of it, no members, or *sites* that do not have them
+    all.
     """
-    _check(algorithm, world_size)
     if algorithm == "hierarchical" and kind == "all_reduce":
         return _hierarchical(nbytes, world_size, cost, sites)
-    pipe = _pipe(kind, algorithm)
+    pipe = _pipe(kind, algorithm, world_size)
     if world_size == 1:
         return 0.0
     if (kind, algorithm) == ("all_reduce", "direct"):
@@ -271,7 +172,7 @@ def choices(
 ) -> dict[str, list[tuple[int, str]]]:
     """Which algorithm at which size, for each kind: the first in AVAILABLE whose time is within NEAR of the best.
 
-    The same arguments, which are as in seconds(), give the same lists everywhere: plain float arithmetic in a fixed
+    The same arguments, which are as in predicted(), give the same lists everywhere: plain float arithmetic in a fixed
     order. Without *sites* hierarchical is no candidate.
 
     Returns:
@@ -332,18 +233,9 @@ def _last(low: int, high: int, winner: str, best: Callable[[int], str]) -> int:
 # ---- checks --------------------------------------------------------------------------------------------
 
 
-def _same(a: float, b: float) -> bool:
-    return max(a, b) <= min(a, b) * SAME
-
-
-def _check(algorithm: str, world_size: int) -> None:
-    if algorithm not in ALGORITHMS:
-        raise ValueError(f"unknown algorithm {algorithm!r}, expected one of {', '.join(ALGORITHMS)}")
+def _pipe(kind: str, algorithm: str, world_size: int) -> _Pipe:
     if world_size < 1:
         raise ValueError(f"a world has at least 1 member, got {world_size}")
-
-
-def _pipe(kind: str, algorithm: str) -> _Pipe:
     if algorithm not in _PIPES.get(kind, ()):
         raise ValueError(f"no algorithm {algorithm!r} for {kind!r}, expected one of {AVAILABLE.get(kind, KINDS)}")
     return _PIPES[kind][algorithm]

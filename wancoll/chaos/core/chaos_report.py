@@ -22,7 +22,6 @@ class Commit:
 
     at: float
     epoch: int
-    world: int
     nbytes: int
 
 
@@ -124,23 +123,8 @@ def build(findings: Findings) -> dict[str, Any]:
         "lives": [(who, begin - start, end - start) for who, begin, end in findings.lives],
         "gaps": [{**asdict(one), "at": one.at - start} for one in findings.gaps],
         "events": [(at - start, *what) for at, *what in findings.events],
-        "timeline": timeline(findings.commits, start, findings.stopped),
         "resources": findings.resources,
     }
-
-
-def timeline(commits: Sequence[Commit], start: float, stop: float, buckets: int = 300) -> dict[str, Any]:
-    """Commits, bytes and members by time."""
-    width = max(0.05, (stop - start) / buckets)
-    count = int((stop - start) / width) + 1
-    operations, nbytes, world = [0] * count, [0] * count, [0] * count
-    for one in commits:
-        at = int((one.at - start) / width)
-        if one.at >= start and at < count:
-            operations[at] += 1
-            nbytes[at] += one.nbytes
-            world[at] = one.world
-    return {"width": width, "operations": operations, "bytes": nbytes, "world": world}
 
 
 def lines(report: dict[str, Any]) -> list[str]:

@@ -10,27 +10,27 @@ STORM = 3  # extra clients of a join storm, at most
 _RETURN = 3.0  # seconds that a member is given to be back before it is hit again
 _TWICE = 0.12  # share of faults that come with another one at the same moment
 
-# kind -> (weight, what it hits, what it is)
-KINDS: dict[str, tuple[float, str, str]] = {
-    "kill": (3, "member", "a daemon is killed"),
-    "client_kill": (2, "member", "a training process is killed"),
-    "stop": (2, "member", "a daemon is stopped, and goes on later"),
-    "point": (4, "member", "a daemon is killed or stopped at a named place of its code"),
-    "twin": (0.5, "member", "a second daemon with the same name"),
-    "cut": (1.5, "pair", "all connections between two members end, both ways"),
-    "oneway": (1, "pair", "what one member sends to another is lost"),
-    "slow": (1, "pair", "one connection carries little"),
-    "delay": (1, "pair", "what one member sends to another comes late"),
-    "flip": (1, "pair", "one bit is flipped on the way"),
-    "truncate": (1, "pair", "a connection ends in the middle of a frame"),
-    "relay_kill": (2, "relay", "a relay is killed, and started again"),
-    "relay_stop": (1, "relay", "a relay is stopped, and goes on later"),
-    "join_storm": (1, "extra", "several join at once, and die later"),
-    "master_kill": (1, "master", "the master is killed, and started again"),
-    "master_pause": (0.7, "master", "the master is stopped, and goes on later"),
-    "master_point": (1.5, "master", "the master is killed at a named place of its code"),
-    "master_full_disk": (0.7, "master", "the master's journal takes no write for a while"),
-    "master_lost_journal": (0.7, "master", "the master comes back without its journal"),
+# kind -> (weight, what it hits)
+KINDS: dict[str, tuple[float, str]] = {
+    "kill": (3, "member"),  # a daemon is killed
+    "client_kill": (2, "member"),  # a training process is killed
+    "stop": (2, "member"),  # a daemon is stopped, and goes on later
+    "point": (4, "member"),  # a daemon is killed or stopped at a named place of its code
+    "twin": (0.5, "member"),  # a second daemon with the same name
+    "cut": (1.5, "pair"),  # all connections between two members end, both ways
+    "oneway": (1, "pair"),  # what one member sends to another is lost
+    "slow": (1, "pair"),  # one connection carries little
+    "delay": (1, "pair"),  # what one member sends to another comes late
+    "flip": (1, "pair"),  # one bit is flipped on the way
+    "truncate": (1, "pair"),  # a connection ends in the middle of a frame
+    "relay_kill": (2, "relay"),  # a relay is killed, and started again
+    "relay_stop": (1, "relay"),  # a relay is stopped, and goes on later
+    "join_storm": (1, "extra"),  # several join at once, and die later
+    "master_kill": (1, "master"),  # the master is killed, and started again
+    "master_pause": (0.7, "master"),  # the master is stopped, and goes on later
+    "master_point": (1.5, "master"),  # the master is killed at a named place of its code
+    "master_full_disk": (0.7, "master"),  # the master's journal takes no write for a while
+    "master_lost_journal": (0.7, "master"),  # the master comes back without its journal
 }
 _AT_POINTS = ("master_point", "master_full_disk")
 LOSE_JOURNALS = ("master_full_disk", "master_lost_journal")

@@ -1,4 +1,4 @@
-"""`wancoll trace`: what operations do in the next seconds, phase by phase, as a file for Perfetto, and as spans."""
+"""`wancoll trace`: what operations do in the next seconds, phase by phase, as a file for Perfetto."""
 
 from __future__ import annotations
 
@@ -33,7 +33,6 @@ def record(
     seconds: Seconds = 5.0,
     socket: tuple[str, ...] = (),
     out: Out = "trace.json",
-    otel: Annotated[bool, Parameter(name="--otel", negative=())] = False,
     timeout: Seconds = DEFAULT.connect_timeout,
 ) -> int:
     """Trace the operations of this machine's daemons, and write a file for https://ui.perfetto.dev or chrome://tracing.
@@ -46,12 +45,8 @@ def record(
     Args:
         seconds: For so long, at most 600.
         socket: Unix socket of a daemon here; repeat it for several. Empty: the default one.
-        otel: Send OpenTelemetry spans, too, by OTLP over HTTP to where OTEL_EXPORTER_OTLP_ENDPOINT says
-            (http://localhost:4318); needs the extra `traces`.
         timeout: Seconds for the answer, after that.
     """
-    if otel:
-        from wancoll.cli.looking import spans
     paths = list(dict.fromkeys(socket or (default_socket(),)))
     with ThreadPoolExecutor(len(paths)) as pool:
         answers = list(pool.map(lambda path: ask(path, seconds, timeout), paths))
@@ -60,8 +55,6 @@ def record(
         raise ConfigError("two sockets are of daemons with one name", who="--socket", got=", ".join(paths))
     _write(timeline_of(answers), out)
     count = sum(map(len, traced.values()))
-    if otel:
-        print(f"{counted(spans.send(traced), 'span')} sent")
     print(f"{counted(count, 'attempt')} of {counted(len(traced), 'daemon')} in {out}")
     return 0
 

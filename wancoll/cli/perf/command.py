@@ -69,9 +69,9 @@ def perf(
     The columns are those of nccl-tests: size is that of the larger tensor, count the elements of the tensor, or of the
     block that one rank gives another; time is the median of the timed operations, algbw is size / time; busbw is algbw
     times 2(n-1)/n for all_reduce, (n-1)/n for reduce_scatter, all_gather, gather, scatter and all_to_all, 1 for the
-    others; wrong counts elements with a wrong value on any rank (barrier: ranks that left too early). Exit code 1 if
-    there is one. Then, or in a comment below, comes the algorithm that ran, and with --codec the relative L2 error of
-    the values checked, which must be within the codec's, and the bytes that it saved one rank in one operation.
+    others; wrong counts elements with a wrong value on any rank. Exit code 1 if there is one. Then, or in a comment
+    below, comes the algorithm that ran, and with --codec the relative L2 error of the values checked, which must be
+    within the codec's, and the bytes that it saved one rank in one operation.
 
     send_recv: each rank sends to the next one and receives from the one before. all_reduce and broadcast are in place,
     the others are not.

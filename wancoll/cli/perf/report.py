@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import statistics
+import textwrap
 from collections.abc import Iterable
 from dataclasses import asdict
 
-from wancoll.cli.columns import WIDTH, comment, print_columns
 from wancoll.cli.perf.run import Row, Settings, Variant
 from wancoll.cli.perf.values import COLLECTIVES
 from wancoll.limits import counted
 from wancoll.schedule.cost import AVAILABLE
+
+_WIDTH = 80  # of a terminal
 
 
 def report_table(settings: Settings, peers: int, where: str, groups: Iterable[list[Row]]) -> list[Row]:
@@ -57,19 +59,19 @@ def _header(settings: Settings, peers: int, where: str, behind: bool) -> None:
     place = "in place" if COLLECTIVES[settings.collective].in_place else "out of place"
     memory = "arrays in the arena" if settings.arena else "arrays outside the arena"
     data = f"{place}, {memory}" if COLLECTIVES[settings.collective].given else "no data"
-    comment(f"wancoll perf {settings.collective}: {counted(peers, 'rank')}, {data}")
-    comment(where)
+    _comment(f"wancoll perf {settings.collective}: {counted(peers, 'rank')}, {data}")
+    _comment(where)
     several = len(settings.variants) > 1
     turns = ", variants in turns" if several else f", algorithm {settings.variants[0].algorithm}"
     if settings.in_flight == 1:
-        comment(f"time: median of {settings.iterations} operations after {settings.warmup} to warm up{turns}")
+        _comment(f"time: median of {settings.iterations} operations after {settings.warmup} to warm up{turns}")
     else:
-        comment(
+        _comment(
             f"time: of an operation with {settings.in_flight} in flight: median of {counted(settings.runs, 'run')} of "
             f"{settings.run_length} operations{turns}"
         )
     if not behind:
-        comment("below each line: the algorithm that ran (the one asked for), and the codec")
+        _comment("below each line: the algorithm that ran (the one asked for), and the codec")
 
 
 def _columns(settings: Settings) -> tuple[list[tuple[str, str, int]], bool]:
@@ -79,7 +81,7 @@ def _columns(settings: Settings) -> tuple[list[tuple[str, str, int]], bool]:
     columns += [("redop", "", 5), *([("root", "", 4)] if COLLECTIVES[settings.collective].rooted else [])]
     columns += [("time", "(us)", 8), ("algbw", "(GB/s)", 7), ("busbw", "(GB/s)", 7), ("#wrong", "", 6)]
     longest = max(len(name) for name in ("algorithm", *AVAILABLE.get(settings.collective, ())))
-    fits = sum(width + 1 for _, _, width in columns) + longest <= WIDTH
+    fits = sum(width + 1 for _, _, width in columns) + longest <= _WIDTH
     return columns, fits and len(settings.variants) == 1 and settings.variants[0].codec == "none"
 
 
@@ -108,10 +110,20 @@ def _side_by_side(variants: tuple[Variant, ...], sizes: list[list[Row]]) -> None
     names = [_name(each, [rows[i].algorithm for rows in sizes]) for i, each in enumerate(variants)]
     width = max(23, *map(len, names))
     left = [f"#{name:>{width}}" for name in ("size (B)", *names)]
-    columns = []
+    blocks: list[list[str]] = []
     for rows in sizes:
         least = min(row.time for row in rows)
         times = (f"{row.time * 1e6:.1f}{'*' if row.time == least else ' '}" for row in rows)
-        columns.append([f"{rows[0].size} ", *times])
-    print_columns(left, columns, least=12, between="\n#\n")
+        column = [f"{rows[0].size} ", *times]
+        wide = max(12, *(len(cell) + 2 for cell in column))
+        if not blocks or len(blocks[-1][0]) + wide > _WIDTH:
+            blocks.append(list(left))
+        blocks[-1] = [f"{line}{cell:>{wide}}" for line, cell in zip(blocks[-1], column, strict=True)]
+    print("\n#\n".join("\n".join(line.rstrip() for line in block) for block in blocks))
     print("#")
+
+
+def _comment(text: str) -> None:
+    """Print a comment, whose words stay whole."""
+    wrapped = textwrap.TextWrapper(_WIDTH, "# ", "#   ", break_long_words=False, break_on_hyphens=False)
+    print(wrapped.fill(text), flush=True)

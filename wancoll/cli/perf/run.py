@@ -34,14 +34,12 @@ if TYPE_CHECKING:
 OTHER_OPERATIONS = 6  # for each size and variant: the check, what the ranks tell each other, the start
 RUN_TURNS = 4  # times that each operation in flight is started anew in one run of pipelined operations
 MARK = 101  # what is in a result before it is there
-LATE = 0.01  # seconds that the last rank is late for the barrier that is checked
 
 # What a rank tells the others of each variant.
 FACTS = np.dtype(
     [
         ("median", "f8"), ("least", "f8"), ("most", "f8"), ("wrong", "i8"), ("error", "f8"), ("codec_error", "f8"),
-        ("digest", "u8"), ("bytes_sent", "i8"), ("bytes_saved", "i8"), ("retries", "i8"), ("machine", "u8"),
-        ("entered", "f8"), ("left", "f8"),
+        ("digest", "u8"), ("bytes_sent", "i8"), ("bytes_saved", "i8"), ("retries", "i8"),
     ]
 )  # fmt: skip
 
@@ -126,8 +124,6 @@ class Sample:
 
     wrong: int
     error: float
-    entered: float  # time.monotonic() before the checked operation
-    left: float  # and after it
     checked: Receipt
     last: Receipt
     times: list[float] = field(default_factory=list)  # seconds for each operation
@@ -138,8 +134,7 @@ class Sample:
         times, checked, last = self.times, self.checked, self.last
         return (
             statistics.median(times), min(times), max(times), self.wrong, self.error, checked.codec_error,
-            int(checked.digest, 16), last.bytes_sent, last.bytes_saved, self.retries, _machine(),
-            self.entered, self.left,
+            int(checked.digest, 16), last.bytes_sent, last.bytes_saved, self.retries,
         )  # fmt: skip
 
 
@@ -275,18 +270,14 @@ class Bench:
             tensors.result[...] = MARK
         if tensors.x is not None and inputs:
             fill(tensors.x, inputs)
-        if not self._collective.given and rank == world_size - 1:
-            time.sleep(LATE)
-        entered = time.monotonic()
         receipt = self._finish(self._start(variant, tensors))
-        left = time.monotonic()
         wrong, error = 0, 0.0
         if tensors.result is not None and coded:
             allowed = allowed_error(Codec[variant.codec], receipt.algorithm, world_size, self._count)
             wrong, error = rounding_error(tensors.result, settings.op, world_size, allowed)
         elif tensors.result is not None:
             wrong = wrong_elements(tensors.result, expected(*about))
-        return Sample(wrong, error, entered, left, receipt, receipt)
+        return Sample(wrong, error, receipt, receipt)
 
     # ---- all ranks -----------------------------------------------------------------------------------
 
@@ -314,7 +305,7 @@ class Bench:
             time_max=float(np.mean(facts["most"])),
             algbw=size / seconds / 1e9,
             busbw=kind.busbw(size, seconds, len(self._world)),
-            wrong=int(np.sum(facts["wrong"])) + disagreeing(kind, facts) + early(kind, facts),
+            wrong=int(np.sum(facts["wrong"])) + disagreeing(kind, facts),
             asked=variant.algorithm,
             algorithm=algorithm,
             codec=variant.codec,
@@ -330,17 +321,3 @@ def disagreeing(kind: Collective, facts: Array) -> int:
     """Ranks whose result is not rank 0's, where all must have the same bytes. facts: shape (ranks,)."""
     same = kind.name in Kind.__members__ and Kind[kind.name] in SAME_RESULT
     return int(np.count_nonzero(facts["digest"] != facts["digest"][0])) if same else 0
-
-
-def early(kind: Collective, facts: Array) -> int:
-    """Ranks that left a barrier before one on their own machine, by its clock, had come. facts: shape (ranks,)."""
-    if kind.given:
-        return 0
-    here = facts["machine"][:, None] == facts["machine"]
-    return int(np.count_nonzero(np.any(here & (facts["left"][:, None] < facts["entered"]), axis=1)))
-
-
-def _machine() -> int:
-    """64 bits that differ from those of other machines: processes with the same ones share a monotonic clock."""
-    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-        return int(file.read().replace("-", ""), 16) & (1 << 64) - 1

@@ -1,1 +1,1 @@
-"""Commands that try wancoll out on this machine: demo, demo torch, chaos."""
+"""Commands that try wancoll out on this machine: demo, chaos."""

@@ -50,7 +50,6 @@ def run(
     master_every: float = 30.0,
     quiet: Seconds = 4.0,
     as_json: Annotated[Path | None, Parameter(name="--json")] = None,
-    as_html: Annotated[Path | None, Parameter(name="--html")] = None,
     keep_logs: Path | None = None,
     voters: Annotated[int, Parameter(validator=between(0, DEFAULT.voters))] = DEFAULT.voters,
     secure: Switch = False,
@@ -69,7 +68,6 @@ def run(
         master_every: Seconds between kills of the master beside the drawn faults. 0: none.
         quiet: Seconds without faults at the start, to compare with.
         as_json: Write the report there as JSON.
-        as_html: Write the report there as one HTML page with a timeline.
         keep_logs: Folder that the processes' logs are copied to. Without it they are kept only after a violation, in
             wancoll-chaos-SEED-logs.
         voters: As in `wancoll master`.
@@ -79,7 +77,6 @@ def run(
     from rich.console import Console
 
     from wancoll.chaos.chaos_run import TIMES, ChaosOptions, ChaosRun
-    from wancoll.chaos.core.chaos_page import page
     from wancoll.chaos.core.chaos_report import build, lines
     from wancoll.failpoints import MASTER, PEER
 
@@ -116,8 +113,6 @@ def run(
     say("\n".join(lines(report)))
     if as_json is not None:
         as_json.write_text(json.dumps(report, indent=1), encoding="utf-8")
-    if as_html is not None:
-        as_html.write_text(page(report), encoding="utf-8")
     if not report["violations"]:
         return 0
     where = options.keep_logs or f"wancoll-chaos-{seed}-logs"

@@ -1,15 +1,14 @@
-"""`wancoll demo`: options to the demo's plan, its outcome to a table, a picture and an exit code."""
+"""`wancoll demo`: options to the demo's plan, its outcome to a table and an exit code."""
 
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Annotated
 
 from cyclopts import App, Parameter
 from cyclopts.config import Env
 
-from wancoll.options import Seconds, Seed, Switch, between, check_picture
+from wancoll.options import Seconds, Seed, Switch, between
 from wancoll.process import exit_on_sigterm
 
 MOST_PEERS = 16  # a process each for daemon and training, on one machine
@@ -26,23 +25,14 @@ demo = App(
 )
 
 
-demo.command(
-    "wancoll.cli.trying.demo_torch:torch",
-    name="torch",
-    help="Train a small transformer with PyTorch over slow links, by data parallel and by DiLoCo.",
-)
-
-
 @demo.default
 def run(
     *,
     peers: Annotated[int, Parameter(validator=between(2, MOST_PEERS))] = 4,
     steps: Annotated[int, Parameter(validator=between(LEAST_STEPS, 1000000))] = 800,
     seed: Seed = 0,
-    picture: Path = Path("wancoll-demo.png"),
     silence_timeout: Seconds = 60.0,
     secure: Switch = False,
-    spoil: Annotated[bool, Parameter(negative=(), show=False)] = False,
 ) -> int:
     """Train a small network on local peers, kill one in the middle of an all-reduce, let another one join.
 
@@ -50,22 +40,18 @@ def run(
         peers: Peers at the start. Each is a daemon and a training process on this machine.
         steps: Steps of training, of 128 samples each. The kill comes half way, the join after 3 quarters.
         seed: Seed of the first parameters and of the batches. The same seed ends in the same bytes.
-        picture: Path of the PNG with the loss curve; overwritten.
         silence_timeout: Seconds without a word from any training process after which the demo gives up.
         secure: All that peers say goes over TLS, tensors too.
-        spoil: Flip a bit in one replica.
     """
     from wancoll.demo.data import BATCH, check_extra
 
-    check_extra(sklearn="scikit-learn (the digits)")
-    check_picture(picture, what="--picture")
+    check_extra()
     from rich.console import Console
 
     from wancoll.demo.director import DemoPlan, play
-    from wancoll.demo.picture import draw
     from wancoll.demo.show import Show
 
-    plan = DemoPlan(peers, steps, seed, silence_timeout, spoil, secure)
+    plan = DemoPlan(peers, steps, seed, silence_timeout, secure)
     console = Console(markup=False, highlight=False)
     console.print(
         f"A small network learns handwritten digits in {steps} steps of {BATCH} samples, spread over {peers} peers on "
@@ -79,8 +65,6 @@ def run(
     reasons = list(outcome.reasons_to_fail())
     console.print()
     console.print(outcome.table())
-    draw(outcome, str(picture))
-    console.print(f"\nloss curve: {picture}")
     for reason in reasons:
         print(f"wancoll demo: failed: {reason}", file=sys.stderr)
     return 1 if reasons else 0

@@ -8,7 +8,19 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from wancoll.schedule.training import PRECISIONS, Precision
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """Bytes of a parameter: the weight, its gradient, and what the optimizer keeps."""
+
+    weight: int
+    gradient: int
+    optimizer: int
+
+    @property
+    def total(self) -> int:
+        """Bytes of a parameter that nobody shares."""
+        return self.weight + self.gradient + self.optimizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +37,6 @@ class Options:
     micro_batches: int = 8  # of a step, for pipelines
     sequence: int = 64  # bytes of a sample
     dtype: str = "bfloat16"  # of weights and gradients; the optimizer computes in float32
-    dropout: float = 0.0
     # A pipeline's forward of a micro-batch takes that long at least, milliseconds: the rest is slept, so that stages
     # overlap on a machine with few cores as they would on devices of their own.
     device_ms: float = 30.0
@@ -33,7 +44,7 @@ class Options:
     @property
     def precision(self) -> Precision:
         """Bytes of a parameter: 2+2+12, or 4+4+8."""
-        return PRECISIONS["mixed" if self.dtype == "bfloat16" else "single"]
+        return Precision(2, 2, 12) if self.dtype == "bfloat16" else Precision(4, 4, 8)
 
 
 Multiples = Callable[[Options], Mapping[str, tuple[int, str]]]  # which options have to be multiples, of what, and why

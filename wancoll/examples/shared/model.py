@@ -6,7 +6,6 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 
 from wancoll.examples.shared.arguments import Options
@@ -59,19 +58,14 @@ def attention(qkv: Tensor, heads: int) -> Tensor:
 
 
 class Block(nn.Module):
-    """A layer: attention, then an MLP of four times the width. Where ranks share one, they meet in enter and leave.
+    """A layer: attention, then an MLP of four times the width. Where ranks share one, they meet in enter and leave."""
 
-    Between leave and enter this rank has *part* of the sequence. The layer's *number* seeds its dropout.
-    """
-
-    def __init__(self, options: Options, number: int) -> None:
+    def __init__(self, options: Options) -> None:
         super().__init__()
-        h, self.heads, self.dropout = options.hidden, options.heads, options.dropout
+        h, self.heads = options.hidden, options.heads
         self.norm1, self.norm2 = Norm(h), Norm(h)
         self.qkv, self.out = Linear(h, 3 * h), Linear(h, h)
         self.up, self.down = Linear(h, 4 * h), Linear(4 * h, h)
-        self.sequence, self.part = options.sequence, slice(None)
-        self.chance = torch.Generator().manual_seed(number)
 
     def enter(self, x: Tensor) -> Tensor:
         """What comes into the matrices."""
@@ -79,18 +73,7 @@ class Block(nn.Module):
 
     def leave(self, x: Tensor) -> Tensor:
         """What comes out of them."""
-        return self._drop(x)
-
-    def matrices(self) -> list[Tensor]:
-        """The weights that tensor parallel splits."""
-        return [each.weight for each in (self.qkv, self.out, self.up, self.down)]
-
-    def _drop(self, x: Tensor) -> Tensor:
-        """Dropout. Every rank draws for the whole sequence, and uses its part: that is what a single process draws."""
-        if not self.dropout:
-            return x
-        drawn = torch.rand(x.shape[0], self.sequence, x.shape[2], generator=self.chance)[:, self.part]
-        return x * (drawn >= self.dropout) / (1 - self.dropout)
+        return x
 
     def forward(self, x: Tensor) -> Tensor:  # noqa: D102
         x = x + self.leave(self.out(attention(self.qkv(self.enter(self.norm1(x))), self.heads)))
@@ -101,7 +84,7 @@ def transformer(options: Options) -> nn.Sequential:
     """The same weights on every rank. Its parts: embedding, the layers, norm and head as one."""
     torch.manual_seed(0)
     head = nn.Sequential(Norm(options.hidden), Linear(options.hidden, BYTES))
-    model = nn.Sequential(Embed(options), *(Block(options, i) for i in range(options.layers)), head)
+    model = nn.Sequential(Embed(options), *(Block(options) for _ in range(options.layers)), head)
     return model.to(getattr(torch, options.dtype))
 
 
@@ -113,16 +96,6 @@ def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
 def backward(loss: Tensor) -> None:
     """loss.backward(), which torch gives no types."""
     loss.backward()  # type: ignore[no-untyped-call]
-
-
-def keeping(found: dict[int, int]) -> saved_tensors_hooks:
-    """While it is entered: note the bytes of each memory that is kept for backward in *found*, by address."""
-
-    def note(x: Tensor) -> Tensor:
-        found[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
-        return x
-
-    return saved_tensors_hooks(note, lambda x: x)
 
 
 def nbytes(tensors: Iterable[Tensor | None]) -> int:

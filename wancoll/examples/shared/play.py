@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import multiprocessing
 import os
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any
@@ -20,7 +18,6 @@ from wancoll.examples.shared.arguments import Options
 from wancoll.examples.shared.story import Story, Told
 from wancoll.process import die_with_parent
 from wancoll.testing import Cluster
-from wancoll.testing.proxy import proxied_cluster
 
 if TYPE_CHECKING:
     from wancoll.client.communicator import Communicator
@@ -34,11 +31,9 @@ class Member:
     def __init__(self, name: str, options: Options, pipe: Connection) -> None:
         self.name, self.options, self._pipe = name, options, pipe
 
-    def tell(
-        self, step: int, loss: float, contributors: tuple[str, ...], sent: int, tokens: int, digest: str = ""
-    ) -> None:
+    def tell(self, step: int, loss: float, contributors: tuple[str, ...], sent: int, digest: str = "") -> None:
         """Say what a step came to."""
-        self._pipe.send(Told(self.name, step, loss, contributors, sent, tokens, digest))
+        self._pipe.send(Told(self.name, step, loss, contributors, sent, digest))
 
 
 Train = Callable[[Any, Member], None]
@@ -63,33 +58,15 @@ def digest(tensors: Iterable[torch.Tensor]) -> str:
     return hashed.hexdigest()
 
 
-@contextlib.contextmanager
-def _cluster(peers: int, rate: float) -> Iterator[Cluster]:
-    if not rate:
-        with Cluster(peers) as cluster:
-            yield cluster
-        return
-    with proxied_cluster(peers, lanes=1, peer_args=["--max-lanes=1"]) as (cluster, proxies):
-        proxies.throttle(rate)
-        yield cluster
-
-
-def play(
-    train: Train,
-    options: Options,
-    *,
-    rate: float = 0.0,
-    watch: Callable[[Story], None] = lambda _: None,
-) -> Story:
+def play(train: Train, options: Options) -> Story:
     """Train on `options.world` members; after a third of the steps kill one and its daemon, after half start another.
 
-    Links carry *rate* bytes per second each way, 0: what there is. *watch* is called after each thing that was told.
     Raises WancollError: a process ended that was not killed, or none said anything for a while.
     """
     kill_in = options.steps // 3
     fork = multiprocessing.get_context("fork")  # torch is loaded once
     torch.set_num_threads(1)
-    with _cluster(options.world + 1, rate) as cluster:  # the newcomer's daemon is there, and waits for a client
+    with Cluster(options.world + 1) as cluster:  # the newcomer's daemon is there, and waits for a client
         live: dict[Connection, BaseProcess] = {}
 
         def start(i: int) -> BaseProcess:
@@ -123,9 +100,8 @@ def play(
                 if told.step >= kill_in and not story.victim:
                     processes[last].kill()
                     cluster.kill(last)
-                    story.killed_at, story.victim = time.monotonic(), cluster.name(last)
+                    story.victim = cluster.name(last)
                 if told.step >= kill_in * 3 // 2 and not story.newcomer:
                     start(last + 1)
                     story.newcomer = cluster.name(last + 1)
-                watch(story)
     return story

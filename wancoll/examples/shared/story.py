@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from wancoll.examples.shared.arguments import Options
 from wancoll.units import format_bytes
@@ -20,19 +19,16 @@ class Told:
     loss: float
     contributors: tuple[str, ...]
     sent: int  # bytes
-    tokens: int  # that it has trained on
     digest: str = ""
-    at: float = field(default_factory=time.monotonic)
 
 
 @dataclass(slots=True)
 class Story:
-    """What happened: all that was told, in order, who was killed, when, and who came."""
+    """What happened: all that was told, in order, who was killed, and who came."""
 
     told: list[Told]
     victim: str = ""
     newcomer: str = ""
-    killed_at: float = 0.0
 
     def of(self, member: str) -> list[Told]:
         """What this one told."""
@@ -52,22 +48,9 @@ class Story:
     @property
     def losses(self) -> list[float]:
         """The mean loss of the members, for each step."""
-        return [sum(each.loss for each in step) / len(step) for step in self._steps]
-
-    @property
-    def times(self) -> list[float]:
-        """When the last member had taken each step, time.monotonic()."""
-        return [max(each.at for each in step) for step in self._steps]
-
-    @property
-    def joined_at(self) -> float:
-        """When the newcomer had taken its first step."""
-        return self.of(self.newcomer)[0].at
-
-    @property
-    def _steps(self) -> list[list[Told]]:
         ordered = sorted(self.told, key=lambda each: each.step)
-        return [list(told) for _, told in itertools.groupby(ordered, key=lambda each: each.step)]
+        steps = (list(told) for _, told in itertools.groupby(ordered, key=lambda each: each.step))
+        return [sum(each.loss for each in step) / len(step) for step in steps]
 
     @property
     def faults(self) -> list[str]:
