@@ -140,6 +140,15 @@ ON_FAILURE = ("retry", "raise")  # what a call does when the epoch is lost under
 ROUNDINGS = ("nearest", "stochastic")  # of a codec
 MOST_LABEL = 128  # characters
 LIBRARY_TAGS = 0xFF << 56  # from here on tags of sends and recvs are the library's own: sync_state's
+
+
+def shortened(text: str) -> str:
+    """*text* as a label: its end becomes a digest where it is too long for one."""
+    if len(text) <= MOST_LABEL:
+        return text
+    return f"{text[: MOST_LABEL - 20]}... {hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}"
+
+
 Label = Annotated[str, Meta(max_length=MOST_LABEL)]
 
 _KIND_AT = 60  # bit of a fingerprint

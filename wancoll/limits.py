@@ -12,7 +12,7 @@ from typing import TypeVar
 K = TypeVar("K")
 V = TypeVar("V")
 
-PROTOCOL_VERSION = 20
+PROTOCOL_VERSION = 21
 THREADS = 8  # of a daemon's engine that serve one link, and that it has unless it is told
 WINDOW_FACTOR = 4  # times ops_in_flight: how far above what is committed or void a member may be
 KIB = 1024

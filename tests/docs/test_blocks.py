@@ -38,6 +38,7 @@ RUN_BY = {
     ("README.md", "make test"): "",  # this
     ("README.md", "import time"): f"docs/{HERE}",
     ("docs/training.md", "import torch"): "torch/test_elastic_training.py",
+    ("docs/training.md", "import os"): "torch/test_tutorial.py",
     ("docs/training.md", "python -m wancoll.examples.ddp"): "torch/test_examples.py",
     ("docs/training.md", "$ python -m wancoll.examples.zero1"): "torch/test_examples.py",
     ("docs/guide.md", "wancoll master --first &"): f"docs/{HERE}",

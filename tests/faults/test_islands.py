@@ -114,6 +114,31 @@ def test_half_an_island_waits_and_a_whole_one_is_admitted(cluster: Cluster) -> N
         comm.close()
 
 
+def test_shards_of_two_launches_make_no_island(cluster: Cluster) -> None:
+    group, comms = new_group(), dict[Any, Any]()
+    old = threading.Thread(target=lambda: comms.update(old=_refused(cluster, group)))
+    old.start()
+    deadline = time.monotonic() + 10
+    while "a/0" not in str(cluster.status().groups):
+        assert time.monotonic() < deadline
+    who = [("a", 1), ("a", 0)]
+    new = threading.Thread(target=lambda: comms.update(joined(cluster, group, who[:1], start_world=1, launch="two")))
+    new.start()
+    old.join(10)
+    assert "another launch" in comms.pop("old")
+    comms.update(joined(cluster, group, who[1:], start_world=1, launch="two"))
+    new.join(10)
+    assert {who: each.out.tolist()[0] for who, each in reduced(comms).items()} == {("a", 0): 1.0, ("a", 1): 2.0}
+    for comm in comms.values():
+        comm.close()
+
+
+def _refused(cluster: Cluster, group: str) -> str:
+    with pytest.raises(ConfigError) as bad:
+        joined(cluster, group, [("a", 0)], start_world=1, launch="one")
+    return str(bad.value)
+
+
 def test_a_killed_process_takes_its_island_along_and_no_other(cluster: Cluster) -> None:
     """The others of its island hear so at once, without a call; the other island loses no operation."""
     group, told, heard = new_group(), threading.Event(), list[Any]()

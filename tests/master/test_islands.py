@@ -154,3 +154,96 @@ def test_all_shards_that_were_asked_to_leave_have_left() -> None:
     for name in ("m2/0", "m2/1"):
         room.say(f"d{name[1:]}", m.Leave("g", name, "", False))
     assert room.state.leaves == {("g", "m2/0"): True, ("g", "m2/1"): True}
+
+
+def test_shards_of_two_launches_do_not_mix_and_the_newest_launch_stays() -> None:
+    room = formed()
+    room.join("m3/0", start=2, shards=2, launch="one")
+    room.join("m3/1", start=2, shards=2, launch="two")
+    assert "another launch" in room.one("d3/0", m.Refused).reason
+    assert [one.name for one in room.group.joining] == ["m3/1"]
+    room.join("m3/0", start=2, shards=2, launch="two")
+    for name in FOUR:
+        room.done(name, 1, *UPDATE)
+    room.admit()
+    assert [one.name for one in room.new_epoch().members] == [*FOUR, "m3/0", "m3/1"]
+    room.join("m3/0", daemon="d9", start=2, shards=2, launch="three")  # no launch puts a member out
+    assert "that name is taken" in room.one("d9", m.Refused).reason
+
+
+def test_a_launch_that_is_refused_puts_nobody_out() -> None:
+    room = formed()
+    room.join("m3/0", start=2, shards=2, launch="one")
+    room.join("m3/1", start=3, shards=2, launch="two")
+    assert "start_world=3" in room.one("d3/1", m.Refused).reason
+    assert [one.name for one in room.group.joining] == ["m3/0"]
+
+
+def behind_nats(*names: str, fails: str) -> Room:
+    """Joiners of a group that forms; probes of the daemon *fails* come to nothing."""
+    room = Room(Limits())
+    for name in names:
+        if (daemon := "d" + name[1:]) not in room.conns:
+            address = f"9.9.9.{len(room.conns)}:1"
+            hello = m.Hello(PROTOCOL_VERSION, daemon, 1, [address], 4, "", "0.1.0", hints=["10.0.0.1:1"], cores=256)
+            room.conns[daemon] = room.stranger(hello, address.split(":", maxsplit=1)[0])
+        room.join(name, start=2, shards=2)
+        while asked := [(each, probe) for each in room.conns for probe in room.take(each, m.Probe)]:
+            for daemon, probe in asked:
+                ends, ok = (probe.joiner, probe.prober, probe.target), fails not in (daemon, probe.daemon)
+                room.say(daemon, m.ProbeResult("g", *ends, ok, "no way", way=probe.way))
+    return room
+
+
+def test_half_an_island_that_waits_has_no_whole_one_refused() -> None:
+    room = behind_nats("m9/0", "m1/0", "m1/1", fails="d9/0")
+    assert [one.name for one in room.group.joining] == ["m9/0", "m1/0", "m1/1"]
+    room = behind_nats("m9/0", *FOUR, fails="d9/0")
+    assert room.names == FOUR
+    assert "cannot reach" in room.one("d9/0", m.Refused).reason  # a joiner of a group that runs
+
+
+def test_of_two_whole_islands_that_cannot_reach_each_other_one_is_refused() -> None:
+    room = behind_nats("m1/0", "m1/1", "m9/0", "m9/1", fails="d9/0")
+    assert "cannot reach" in room.one("d9/0", m.Refused).reason
+    assert "m9/0 of its island is refused" in room.one("d9/1", m.Refused).reason
+    assert [one.name for one in room.group.joining] == ["m1/0", "m1/1"]
+
+
+def test_who_is_in_no_bad_pair_is_not_evicted_for_an_older_ring() -> None:
+    room = Room()
+    names = [f"m{island}/{shard}" for island in range(1, 5) for shard in range(2)]
+    for name in names:
+        room.join(name, start=4, shards=2)
+    room.clear()
+    for one, other in (("m1/0", "m2/0"), ("m1/0", "m3/0")):  # m4 is its only neighbour: no ring
+        room.group.bad_pairs[tuple(sorted((room.mid(one), room.mid(other))))] = room.now + 60
+    room.link_down("m3/1", "m4/0", "unreachable")  # votes only
+    room.sleep(5.0)
+    assert sorted(room.names) == sorted(names)
+    room.link_down("m1/0", "m2/0", "unreachable")
+    room.sleep(5.0)
+    assert "m1/0" not in room.names
+    assert "m4/0" in room.names
+
+
+def test_a_link_that_is_up_again_evicts_nobody() -> None:
+    room = Room()
+    room.form(3)
+    room.link_down("m0", "m1", "unreachable")
+    room.link_down("m1", "m0", "unreachable")
+    room.sleep(1.0)
+    room.link_down("m1", "m0", "up")
+    room.sleep(10.0)
+    assert room.names == ["m0", "m1", "m2"]
+    assert room.group.bad_pairs == {}
+    assert room.epoch == 1
+
+
+def test_a_goodbye_says_how_far_its_island_has_come() -> None:
+    room = formed(voters=32)
+    for name in ("m1/0", "m1/1"):
+        room.say("d" + name[1:], m.Leave("g", name, "", False, 3))
+    room.say("d2/0", m.Leave("g", "m2/0", "", False, 4))
+    told = room.one("d2/1", m.Evicted)
+    assert (told.committed_upto, told.unknown_upto) == (4, m.MOST)

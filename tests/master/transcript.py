@@ -258,11 +258,12 @@ class Room:
         group: str = GROUP,
         call_timeout: float = 0.0,
         shards: int = 1,
+        launch: str = "",
     ) -> None:
         daemon = daemon or "d" + member[1:]
         if daemon not in self.conns:
             self.hello(daemon)
-        self.say(daemon, m.Join(group, member, start, least, 0, call_timeout, shards))
+        self.say(daemon, m.Join(group, member, start, least, 0, call_timeout, shards, launch))
 
     def form(self, count: int, *, least: int = 1) -> None:
         """Members m0, m1, ... with mids 1, 2, ... in epoch 1; inboxes are empty after it."""

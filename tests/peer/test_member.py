@@ -583,6 +583,10 @@ def test_a_link_is_reported_unreachable_each_time_and_to_a_new_master_once() -> 
         assert said == cmd.ToMaster(m.LinkDown("g", 1, 1, 2, "unreachable", why))
     d.member.reconnected(2, 9)
     assert d.member.resumed(m.Resumed("g", 1, 1, 2)) == [said]
+    up.links = {(2, links.COLLECTIVES): links.Link(up, two, links.COLLECTIVES, 0.0, links.State.up)}
+    taken_back = cmd.ToMaster(m.LinkDown("g", 1, 1, 2, "up", ""))
+    assert d.member.links_say(links.LinksUp(up, 1)) == [taken_back]
+    assert d.member.links_say(links.LinksUp(up, 1)) == []
     d.member.enter_epoch(epoch(2, 1, 2), 1.0)
     unreachable = links.LinkUnreachable(up, two, links.COLLECTIVES, "refused")
     assert kinds(d.member.links_say(unreachable)) == ["ToMaster:LinkDown"]

@@ -251,6 +251,7 @@ def masters(commands: list[cmd.Command]) -> list[m.FromPeer]:
 
 
 SUM = data().fingerprint()
+BARRIER = Descriptor(Kind.barrier)
 ROOTED = Descriptor(Kind.broadcast, DType.float32, count=4, root=0)
 
 
@@ -602,6 +603,21 @@ def test_votes_of_another_column_may_come_before_the_epoch() -> None:
     v.run()
     results = told(v.hear(3, vote(4, 0, 1, 7, SUM)), m.Result)
     assert [(one.seq, one.epoch, one.contributors) for one in results] == [(1, 4, ["a/0", "b/0"])]
+    v.member.shards = 2
+    assert v.member.leave("bye")[0] == cmd.ToMaster(m.Leave("g", v.member.name, "", False, 1))
+
+
+def test_a_barrier_that_the_engine_has_voted_for_is_said_again_where_a_column_is_one_member() -> None:
+    v = Voter()
+    whole = [m.MemberInfo(mid, name, "d", ["h:1"], "") for mid, name in enumerate(("a/0", "a/1", "b/0", "b/1"), 1)]
+    plan = m.Plan(8, 1024, True, {}, [], 0, "", collectors="members")
+    for number, members in ((2, whole), (3, whole[:2])):
+        told = m.Epoch("g", 1, 1, number, members, plan, b"k" * 16, 1, 0, [], "because", shards=2)
+        commands = v.member.enter_epoch(told, 0.0) + v.member.links_ready(number, [2, 3, 4][: len(members) - 1])
+        if number == 2:
+            v.post(BARRIER)
+            v.member.op_finished(v.engine_id, 0, 0, now=2.0, voted=True)
+    assert notes(commands) == [(2, vote(3, 0, 1, 0, BARRIER.fingerprint()))]
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,7 @@ def test_of_a_dtensor_this_ranks_part_is_taken(cluster: Cluster) -> None:
                 call(whole)
                 assert whole.to_local().tolist() == [[3, 3], [3, 3]]
             assert comm.all_reduce(whole).out is whole
+            module.weight = torch.nn.Parameter(pending)
             with refused("ElasticDataParallel(module): a parameter", "DTensor", "tensor.to_local()"):
                 ElasticDataParallel(module, comm)
     finally:

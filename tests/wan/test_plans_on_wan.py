@@ -9,8 +9,7 @@ import pytest
 from tests.wan.network import Wan
 from tests.wan.test_delayline import patient
 from wancoll.chaos import Cluster, in_threads
-from wancoll.cli.asking import Asking
-from wancoll.cli.looking import status
+from wancoll.cli.asking import Asking, fetch
 from wancoll.local import join_address
 from wancoll.wire.messages import Status
 
@@ -22,7 +21,7 @@ PAYLOAD = RATE / 8 * 1448 / 1500  # bytes per second that TCP carries at most
 
 def ask(wan: Wan, cluster: Cluster) -> Status:
     with wan.inside("master"):
-        return status.fetch(join_address(*cluster.master_address), Asking(timeout=10))
+        return fetch(join_address(*cluster.master_address), Asking(timeout=10))
 
 
 @patient

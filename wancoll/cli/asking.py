@@ -14,7 +14,7 @@ import msgspec
 from cyclopts import Parameter
 
 from wancoll.errors import ConfigError, MasterUnreachable, ProtocolError, WancollError
-from wancoll.limits import DEFAULT
+from wancoll.limits import DEFAULT, PROTOCOL_VERSION
 from wancoll.local import MASTER_PORT, default_socket, default_state, split_address
 from wancoll.net.ask import ask
 from wancoll.net.listen import is_loopback_host
@@ -238,3 +238,27 @@ def _is_here(host: str) -> bool:
                 probe.bind(where)
                 return True
     return False
+
+
+def fetch(master: str, asking: Asking = Asking(), *, named_by: str = "") -> m.Status | m.StandsBy:
+    """Ask the master at "host:port"; the whole exchange takes at most its timeout. For *named_by* see Asking.
+
+    Raises:
+        MasterUnreachable: no connection, or no answer in time.
+        ProtocolError: the answer is no status.
+        ConfigError: this master will not answer who asks so: the token is revoked, or another master's.
+    """
+    who = f"master {master}{asking.way}"
+    try:
+        where, proof = split_address(master), asking.proof(master, named_by=named_by)
+        question = m.StatusRequest(PROTOCOL_VERSION)
+        answer = ask(where, question, m.FromMaster, timeout=asking.timeout, who=who, proof=proof)
+    except OSError as error:
+        got = str(error) or type(error).__name__
+        who = f"{master}{asking.way}"
+        raise MasterUnreachable("the master gives no status", who=who, got=got, hint=IS_THERE) from error
+    if isinstance(answer, m.Status | m.StandsBy):
+        return answer
+    if isinstance(answer, m.Bye) and answer.final:
+        raise ConfigError("does not answer who asks", who=who, expected="Status", got=f"Bye {answer.reason}")
+    raise other_answer(answer, who, "Status")

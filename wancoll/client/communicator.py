@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Any, Literal, Protocol, Self, SupportsIndex, TypeAlias, TypedDict, Unpack, overload
+from typing import Any, Literal, Protocol, Self, SupportsIndex, TypeAlias, TypedDict, Unpack, cast, overload
 
 import numpy as np
 
@@ -46,7 +46,7 @@ from wancoll.client.syncing.state import tensors_of
 from wancoll.client.syncing.sync_state import SyncWork
 from wancoll.client.syncing.things import things_of
 from wancoll.client.work import Work
-from wancoll.collective import ROOTED, Codec, Descriptor, DType, Kind, Receipt
+from wancoll.collective import ROOTED, Codec, Descriptor, DType, Kind, Receipt, shortened
 from wancoll.errors import ConfigError, WancollError
 from wancoll.sync.receipt import SyncReceipt
 from wancoll.sync.strategy import MAJORITY, SEND_ONLY, STRATEGIES
@@ -133,6 +133,16 @@ class ReducedBlocks(Reducing, Blocks, total=False):
     name: str
 
 
+class Labelled:
+    """A connection whose calls say *label*, too, which all members have to say alike."""
+
+    def __init__(self, connection: Connection, label: str) -> None:
+        self._connection, self.label = connection, label
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+
 _IN_RINGS = (Kind.all_reduce, Kind.reduce_scatter)  # each rank begins with its own share
 
 
@@ -148,6 +158,10 @@ class Communicator:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+
+    def labelled(self, label: str) -> Communicator:
+        """The same member, whose calls say *label*, of any length: on another one's are told by name, as mismatches."""
+        return Communicator(cast("Connection", Labelled(self._connection, shortened(label)))) if label else self
 
     @property
     def group(self) -> str:
@@ -986,9 +1000,11 @@ class _Call:
                 "islands of several shards wait for each other", who=f"{self.name}(grace=...)", expected="grace=None",
                 got=f"{grace:g} s, in islands of {self._connection.shards} shards",
             )  # fmt: skip
+        same = target if self._kind is Kind.scatter else either  # what all members have alike
+        label = shortened(" ".join(filter(None, (self._connection.label, same.spread if same is not None else ""))))
         descriptor = Descriptor(
             self._kind, either.dtype, self.op, count, counts, self.root, coding.codec, self._algorithm,
-            self._on_failure, coding.rounding, coding.seed, grace, self._connection.label,
+            self._on_failure, coding.rounding, coding.seed, grace, label,
             coding.bounded,
         )  # fmt: skip
         placement = Placement(

@@ -58,6 +58,7 @@ class Connecting(TypedDict, total=False):
     island: str
     shard: int
     shards: int
+    launch: str
     lanes: int | None
     peer_options: Sequence[str]
 
@@ -76,6 +77,7 @@ def connect(
     island: str = "",
     shard: int = 0,
     shards: int = 1,
+    launch: str = "",
     lanes: int | None = None,
     peer_options: Sequence[str] = (),
 ) -> Communicator:
@@ -106,6 +108,8 @@ def connect(
             count islands.
         shard: which one this member holds, from 0.
         shards: how many each island of the group has.
+        launch: what all shards of one start of the island state, and those of another start do not, for example a
+            random number: shards of two starts do not mix. Of an island that waits to join, the newest start stays.
         lanes: TCP connections to each other peer, of a private daemon.
         peer_options: a list of more options of `wancoll peer`, of a private daemon.
 
@@ -117,7 +121,7 @@ def connect(
         WancollError: refused, or no master.
     """
     name = _island_member(name, island, shard, shards)
-    attach = attachment(group, name, start_world, min_world, call_timeout, shards)
+    attach = attachment(group, name, start_world, min_world, call_timeout, shards, launch)
     check_seconds("connect", "timeout", timeout)
     deadline = deadline_after(timeout)
     way = _where(socket, master, token)
@@ -155,12 +159,18 @@ def _island_member(name: str, island: Any, shard: Any, shards: Any) -> str:
 
 
 def attachment(
-    group: str, name: str, start_world: int | None, min_world: int, call_timeout: float | None = None, shards: int = 1
+    group: str,
+    name: str,
+    start_world: int | None,
+    min_world: int,
+    call_timeout: float | None = None,
+    shards: int = 1,
+    launch: str = "",
 ) -> m.Attach:
     """What is said to the daemon. Raises ConfigError: an argument of connect() that cannot be used."""
     start_world = min_world if start_world is None else start_world
     text: Any  # the callers are not all type-checked
-    for what, text, shortest in (("group", group, 1), ("name", name, 0)):
+    for what, text, shortest in (("group", group, 1), ("name", name, 0), ("launch", launch, 0)):
         if not isinstance(text, str) or not shortest <= len(text) <= DEFAULT.name_chars or not text.isprintable():
             raise refused("connect", what, text, f"{shortest} to {DEFAULT.name_chars} printable characters")
     min_world = whole_number("connect", "min_world", min_world, 1, DEFAULT.group_members)
@@ -171,7 +181,8 @@ def attachment(
             expected=f"at least min_world, {min_world}", got=str(start_world),
         )  # fmt: skip
     check_seconds("connect", "call_timeout", call_timeout, zero=False, most=1e9, none="for the master's setting")
-    return m.Attach(PROTOCOL_VERSION, group, name, start_world, min_world, os.getpid(), call_timeout or 0.0, shards)
+    numbers = start_world, min_world, os.getpid(), call_timeout or 0.0, shards
+    return m.Attach(PROTOCOL_VERSION, group, name, *numbers, launch)
 
 
 def join(

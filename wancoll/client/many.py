@@ -14,9 +14,9 @@ from wancoll.client.checks import check_seconds, whole_number
 from wancoll.client.codecs import FLOATS, Coding, ErrorFeedback, feed
 from wancoll.client.connection import Connection, deadline_after, seconds_left
 from wancoll.client.memory.placement import Placement
-from wancoll.client.memory.tensors import Region, is_torch, region, require_writable
+from wancoll.client.memory.tensors import Region, is_torch, most_of, region, require_writable
 from wancoll.client.work import STREAM_SECONDS, Work
-from wancoll.collective import Descriptor, DType, Receipt
+from wancoll.collective import Descriptor, DType, Receipt, shortened
 from wancoll.errors import ArenaFull, ConfigError, TimeoutError, WancollError
 from wancoll.limits import MIB
 
@@ -62,14 +62,15 @@ class ManyWork:
         self._posted = 0
         epoch = connection.place.epoch
         codings = {dtype: coding(dtype) for dtype in (DType.float32, *(each.dtype for each in regions))}
-        for number, bucket in enumerate(buckets([(each.dtype, each.nbytes) for each in regions], bucket_bytes)):
+        for number, bucket in enumerate(buckets([(each.dtype, _size(each)) for each in regions], bucket_bytes)):
             parts = tuple(regions[i] for i in bucket)
             dtype, count = parts[0].dtype, sum(part.count for part in parts)
             how = codings[dtype]
             fed = None
             if dtype in FLOATS:
                 fed = feed(_CALL, feedback, name and f"{name}/{number}", dtype, count, like.op, how)
-            descriptor = replace(like, dtype=dtype, count=count, **how._asdict())
+            label = shortened(", ".join(part.spread for part in parts if part.spread))
+            descriptor = replace(like, dtype=dtype, count=count, label=label, **how._asdict())
             placement = Placement(
                 connection.arena, parts, parts, codec=how.codec, nearest=how.rounding == "nearest", feed=fed,
                 staging=connection.staging, share=connection.share,
@@ -193,6 +194,11 @@ def buckets(sizes: Sequence[tuple[DType, int]], bucket_bytes: int, call: str = _
         if nbytes <= limit:
             filling[dtype] = (found[-1], nbytes)
     return found
+
+
+def _size(part: Region) -> int:
+    """Bytes by which buckets are cut: alike in all columns."""
+    return most_of(part.owner) * part.dtype.itemsize if part.spread else part.nbytes
 
 
 def _regions(tensors: Any) -> list[Region]:

@@ -147,6 +147,7 @@ class Session:
             daemon.config.limits,
             attach.call_timeout,
             attach.shards,
+            attach.launch,
         )
         if self.trainer.unseen:
             why = self.trainer.unseen

@@ -33,9 +33,10 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     shape: tuple[int, ...]  # in elements
     nbytes: int
     shares: int = -1  # index of an earlier tensor that has the very same memory; -1: it has its own
+    spread: str = ""  # of which DTensor it is a part; "": of none
 
     def __str__(self) -> str:
-        return f"{self.dtype}{list(self.shape)}"
+        return f"{self.dtype}{list(self.shape)}" + (f", a part of {self.spread}" if self.spread else "")
 
 
 class Thing(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

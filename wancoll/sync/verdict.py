@@ -99,7 +99,7 @@ def goal(verdict: Verdict, headers: Mapping[str, Header], contents: Mapping[str,
 
 def alike(one: Entry, other: Entry) -> bool:
     """Whether a tensor can take the other's bytes."""
-    return (one.key, one.dtype, one.shape, one.nbytes) == (other.key, other.dtype, other.shape, other.nbytes)
+    return replace(one, shares=-1) == replace(other, shares=-1)
 
 
 def lost_holders(goal: Goal, stripe: int, who: str) -> OperationAborted:
@@ -160,7 +160,7 @@ def _misfit(winner: str, expected: tuple[Entry, ...], name: str, got: tuple[Entr
     for key in sorted({*wanted, *found}):
         one, other = wanted.get(key), found.get(key)
         if one is not None and other is not None:
-            if (one.dtype, one.shape, one.nbytes) != (other.dtype, other.shape, other.nbytes):
+            if not alike(one, other):
                 return _differs("a tensor has another shape or dtype", name, key, winner, str(one), str(other))
         elif one is None:
             return _differs("has a tensor too many", name, key, winner, "no such key", str(other))

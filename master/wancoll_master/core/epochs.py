@@ -151,7 +151,8 @@ def _tell_out(step: Step, group: Group, known: int, fate: dict[str, Any]) -> Non
     results = fate.pop("digests", [])
     for out in group.current.out:
         digests = [tuple(one) for *one, column in results if column == out.column][-_DIGESTS_TOLD:]
-        evicted = m.Evicted(group.name, out.mid, clip(out.why), known, epoch=group.epoch, digests=digests, **fate)
+        upto = max(known, out.committed)
+        evicted = m.Evicted(group.name, out.mid, clip(out.why), upto, epoch=group.epoch, digests=digests, **fate)
         if out.daemon is None:
             losses.remember(step, evicted)
             continue

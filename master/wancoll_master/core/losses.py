@@ -41,12 +41,12 @@ def remember(step: Step, fate: m.Evicted) -> None:
     keep_newest(step.state.missing, (fate.group, fate.mid), fate, step.limits.members_missing)
 
 
-def lose(step: Step, gone: dict[Member, str], kind: str, *, tell: bool, cause: str = "") -> None:
+def lose(step: Step, gone: dict[Member, str], kind: str, *, tell: bool, cause: str = "", committed: int = 0) -> None:
     """Members and joiners are out, each for its reason: one new epoch of the survivors in each group concerned.
 
     *tell*: send Evicted, since the daemon may still be listening; the others of their islands, who are out with them,
     are told. *kind* is the event log's.
-    *cause*: see CAUSES; "": as *kind* says.
+    *cause*: see CAUSES; "": as *kind* says. *committed*: up to where the one that is lost says that all is.
     """
     cause = cause or (kind if kind in CAUSES else "other")
     groups: dict[str, list[Member]] = {}
@@ -66,7 +66,8 @@ def lose(step: Step, gone: dict[Member, str], kind: str, *, tell: bool, cause: s
                 reserved.stopped(step, member.group.name, {member.mid})
             continue
         if member.group.current.votes:  # what it has finished may be committed by others, or not
-            member.group.current.out.append(Out(member.mid, clip(why), member.daemon, told, member.shard))
+            known = committed if member in with_them else 0  # an island takes the word of its own
+            member.group.current.out.append(Out(member.mid, clip(why), member.daemon, told, member.shard, known))
         else:
             evicted = m.Evicted(member.group.name, member.mid, clip(why), member.group.committed)
             keep_fate(step, member.daemon, evicted)

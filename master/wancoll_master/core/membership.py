@@ -299,14 +299,15 @@ def _from_daemon(step: Step, daemon: Daemon, event: Received) -> None:
             _join(step, daemon, message)
         case m.AskPlace(mid=mid):
             _tell_what_it_waits_for(step, daemon, mid)
-        case m.Leave(left, name, reason, died):
+        case m.Leave(left, name, reason, died, committed):
             rebuilding.left(step, daemon, left, name, reason)
             name_conflicts.withdraw(step.state, daemon, left, name)
             for member in list(daemon.members.values()):
                 if member.group.name == left and member.name == name:
                     kind = "client died" if died else "evicted" if reason else "left"
                     cause = "daemon" if kind == "evicted" else ""
-                    losses.lose(step, {member: reason or kind}, kind, tell=False, cause=cause)
+                    gone = {member: reason or kind}
+                    losses.lose(step, gone, kind, tell=False, cause=cause, committed=committed)
         case m.Ended(ended):
             losses.ended(step, daemon, ended)
         case m.Stopping():
@@ -372,6 +373,9 @@ _OF_MEMBER: dict[type, Callable[[Step, Member, Any], None]] = {
 def _join(step: Step, daemon: Daemon, join: m.Join) -> None:
     group = step.state.groups.get(join.group)
     everyone = group.members + group.joining if group is not None else []
+    island = parted(join.member, join.shards)[0]
+    old = [one for one in everyone if not one.in_epoch and one.island == island and one.launch != join.launch]
+    everyone = [one for one in everyone if one not in old]
     refusal = _why_not(step, daemon, join, group, everyone)
     silent = [member for member in everyone if suspected(step, member.daemon)] if refusal else []
     if silent and name_conflicts.may_postpone(step.state):
@@ -384,13 +388,15 @@ def _join(step: Step, daemon: Daemon, join: m.Join) -> None:
         step.send(daemon.conn, m.Refused(join.group, join.member, clip(refusal, 2000)))
         step.record(group, "refused", f"{join.member} of daemon {daemon.name}: {refusal}")
         return
+    if old:
+        probing.refuse(step, old[0], f"its island {island} was started again: a shard of another launch has come")
     if group is None:
         group = Group(join.group, join.start_world, join.min_world, _group_key(step), step.state.floor)
         group.call_timeout, group.shards = join.call_timeout, join.shards
         step.state.groups[group.name] = group
     rebuilding.raise_mids(step, join.was)
     mid = rebuilding.take_mid(step)
-    member = Member(mid, join.member, daemon, group, was=join.was)
+    member = Member(mid, join.member, daemon, group, was=join.was, launch=join.launch)
     step.state.members[mid] = daemon.members[mid] = member
     group.joining.append(member)
     waits = _what_joiners_wait_for(step, group)

@@ -96,6 +96,7 @@ class ProbePair:
     failed: dict[int, str] = field(default_factory=dict)  # by the prober's mid: why it reached nobody
     way: m.Way = m.Way.direct  # that is asked about
     before: str = ""  # why no way before it is one
+    apart: str = ""  # why none is one; an island of the two has not arrived whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +138,7 @@ class Member:
     group: Group
     in_epoch: bool = False
     was: int = 0  # of a joiner: the mid that an earlier master gave it
+    launch: str = ""  # of its island
     done_upto: int = 0
     probes: dict[int, ProbePair] = field(default_factory=dict)  # of a joiner, by the member's mid
     called: tuple[int, int, float] = (0, 0, -inf)  # epoch, highest seq that its client has called, and when it said so
@@ -161,8 +163,8 @@ class Member:
 
     @property
     def reachable(self) -> bool:
-        """Whether every probe of a joiner was answered."""
-        return all(found.ok for found in self.probes.values())
+        """Whether every probe of a joiner was answered; islands that have not arrived whole do not count."""
+        return all(found.ok or found.apart for found in self.probes.values())
 
 
 @dataclass(slots=True)
@@ -265,6 +267,7 @@ class Out:
     daemon: Daemon | None  # None: it did not come back after a restart, and is told if it does
     tell: bool = False  # it may still be listening
     column: int = 0
+    committed: int = 0  # up to here one of its own island had committed
 
 
 @dataclass(slots=True)

@@ -25,10 +25,9 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from wancoll import resources
-from wancoll.cli.asking import Asking
+from wancoll.cli.asking import Asking, fetch
 from wancoll.cli.looking import advice
 from wancoll.cli.looking.advice import Finding, Plans, Way
-from wancoll.cli.looking.status import fetch
 from wancoll.cli.looking.tables import pair_rate
 from wancoll.errors import ConfigError, WancollError
 from wancoll.limits import PROTOCOL_VERSION, counted, package_version
@@ -40,6 +39,7 @@ from wancoll.wire.framing import encode
 
 _SYS = "/proc/sys/net"
 _UNSYNC = 0x40  # STA_UNSYNC of adjtimex
+PLANS = Plans(members=8, lanes=8, rate=125e6, rtt=0.1)  # by default
 _MOST_WAYS = 64  # that are dialled
 _MOST_PATHS = 16  # that are told
 _PACKET_SECONDS = 2.0  # for a full packet to come through, and back
@@ -67,17 +67,20 @@ def doctor(
     Exit code 1: something fails.
     """
     plans = Plans(members=members, lanes=lanes, rate=parse_rate(rate, "--rate"), rtt=parse_duration(rtt, "--rtt"))
-    masters = asking.masters(master) if master or asking.join else []
     found: list[Finding] = []
-    met: list[tuple[str, str]] = []
-    of_masters = (_of_master(each, asking, met) for each in masters)
-    for one in chain(machine(plans), *of_masters, advice.masters(met)):
+    for one in findings(plans, asking.masters(master) if master or asking.join else [], asking):
         found.append(one)
         if not as_json:
             _print(one)
     if as_json:
         print(json.dumps([asdict(one) for one in found], indent=1))
     return 1 if any(one.level == advice.FAIL for one in found) else 0
+
+
+def findings(plans: Plans, masters: list[str], asking: Asking) -> Iterator[Finding]:
+    """What there is to say of this machine, and of *masters*, each "host:port"."""
+    met: list[tuple[str, str]] = []
+    return chain(machine(plans), *(_of_master(each, asking, met) for each in masters), advice.masters(met))
 
 
 def _print(one: Finding) -> None:

@@ -14,15 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import msgspec
 from cyclopts import Parameter
 
-from wancoll.cli.asking import IS_THERE, Asking, other_answer
-from wancoll.errors import ConfigError, MasterUnreachable, ProtocolError, WancollError
+from wancoll.cli.asking import Asking, fetch
+from wancoll.errors import MasterUnreachable, ProtocolError, WancollError
 from wancoll.health import Health, health, of_group
-from wancoll.limits import PROTOCOL_VERSION
-from wancoll.local import split_address
-from wancoll.net.ask import ask
 from wancoll.options import DEFAULT_MASTER, NO_MASTER, AsJson, Flat, Seconds, SecondsOrNone, between
 from wancoll.peer.core.liveness.masters import two_masters
-from wancoll.wire.messages import Bye, FromMaster, StandsBy, Status, StatusRequest
+from wancoll.wire.messages import StandsBy, Status
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -49,6 +46,13 @@ def status(
         SecondsOrNone, Parameter(help="Seconds between answers; shows the newest until Ctrl-C. 0: one.")
     ] = 0.0,
     as_json: AsJson = False,
+    bundle: Annotated[
+        str,
+        Parameter(help="A JSON file to write, too: this, the last events, a trace of 2 s, and `wancoll doctor`."),
+    ] = "",
+    socket: Annotated[
+        tuple[str, ...], Parameter(help="With --bundle: of a daemon here to trace; repeat it. Empty: the default one.")
+    ] = (),
     asking: Annotated[Asking, Flat] = Asking(),
 ) -> int:
     """Say in one line whether all is well; then show groups, members, plans, measured paths and last events.
@@ -61,6 +65,11 @@ def status(
         _watch(masters, watch, asking, shown)
     answer, roles = find(masters, asking)
     found = print_json(answer, roles, shown) if as_json else print_tables(answer, roles, shown)
+    if bundle:
+        from wancoll.cli.looking.bundle import write
+
+        told = as_dict(answer, roles, Shown(group, MOST_EVENTS))
+        print(write(bundle, told, answer, masters, socket, asking), file=sys.stderr)
     return 0 if found.well else EXIT_NOT_WELL
 
 
@@ -183,30 +192,6 @@ def _role(answer: Status | StandsBy | WancollError | None) -> str:
             return f"gives no status: {answer.got}"
 
 
-def fetch(master: str, asking: Asking = Asking(), *, named_by: str = "") -> Status | StandsBy:
-    """Ask the master at "host:port"; the whole exchange takes at most its timeout. For *named_by* see Asking.
-
-    Raises:
-        MasterUnreachable: no connection, or no answer in time.
-        ProtocolError: the answer is no status.
-        ConfigError: this master will not answer who asks so: the token is revoked, or another master's.
-    """
-    who = f"master {master}{asking.way}"
-    try:
-        where, proof = split_address(master), asking.proof(master, named_by=named_by)
-        question = StatusRequest(PROTOCOL_VERSION)
-        answer = ask(where, question, FromMaster, timeout=asking.timeout, who=who, proof=proof)
-    except OSError as error:
-        got = str(error) or type(error).__name__
-        who = f"{master}{asking.way}"
-        raise MasterUnreachable("the master gives no status", who=who, got=got, hint=IS_THERE) from error
-    if isinstance(answer, Status | StandsBy):
-        return answer
-    if isinstance(answer, Bye) and answer.final:
-        raise ConfigError("does not answer who asks", who=who, expected="Status", got=f"Bye {answer.reason}")
-    raise other_answer(answer, who, "Status")
-
-
 def plain(value: Any) -> Any:
     """A message as dicts and lists with the fields' names (on the wire they are positional)."""
     if isinstance(value, msgspec.Struct):
@@ -220,11 +205,16 @@ def plain(value: Any) -> Any:
 
 def print_json(answer: Status, roles: Sequence[Role] = (), shown: Shown = Shown()) -> Health:
     """One JSON object on stdout. Returns what it says of health."""
+    print(json.dumps(as_dict(answer, roles, shown), indent=2), flush=True)
+    return shown.health(answer, roles)
+
+
+def as_dict(answer: Status, roles: Sequence[Role], shown: Shown) -> dict[str, Any]:
+    """What is said as JSON."""
     found = shown.health(answer, roles)
     first = {"well": found.well, "says": found.line, "note": found.note}
     masters = [{"address": role.address, "state": role.state} for role in roles]
-    print(json.dumps({**first, "masters": masters, **plain(shown.part(answer))}, indent=2), flush=True)
-    return found
+    return {**first, "masters": masters, **plain(shown.part(answer))}
 
 
 def print_tables(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,6 +21,8 @@ from wancoll.options import Seconds
 from wancoll.wire import messages as m
 
 Out = Annotated[str, Parameter(name=["--out", "-o"], help="File to write.")]
+
+Answer = tuple[str, list[dict[str, Any]], m.Clock | None]  # a daemon's name, its rows, its machine's clock
 
 trace = App(name="trace", help="Write what operations do, phase by phase, to a file for Perfetto.")
 
@@ -46,12 +49,11 @@ def record(
     """
     paths = list(dict.fromkeys(socket or (default_socket(),)))
     with ThreadPoolExecutor(len(paths)) as pool:
-        answers = list(pool.map(lambda path: _ask(path, seconds, timeout), paths))
+        answers = list(pool.map(lambda path: ask(path, seconds, timeout), paths))
     traced = {daemon: rows for daemon, rows, _ in answers}
     if len(traced) < len(answers):
         raise ConfigError("two sockets are of daemons with one name", who="--socket", got=", ".join(paths))
-    clocks = [clock for _, _, clock in answers if clock is not None]  # of one machine
-    _write(timeline(traced, min(clocks, key=lambda clock: clock.uncertain, default=None)), out)
+    _write(timeline_of(answers), out)
     count = sum(map(len, traced.values()))
     print(f"{counted(count, 'attempt')} of {counted(len(traced), 'daemon')} in {out}")
     return 0
@@ -88,6 +90,14 @@ def merge(
     return 0
 
 
+def timeline_of(answers: Iterable[Answer]) -> TraceFile:
+    """The file of daemons of one machine."""
+    answers = list(answers)
+    clocks = [clock for _, _, clock in answers if clock is not None]
+    nearest = min(clocks, key=lambda clock: clock.uncertain, default=None)
+    return timeline({daemon: rows for daemon, rows, _ in answers}, nearest)
+
+
 def _write(file: TraceFile, out: str) -> None:
     try:
         Path(out).write_bytes(msgspec.json.encode(file))
@@ -95,7 +105,8 @@ def _write(file: TraceFile, out: str) -> None:
         raise ConfigError("cannot be written", who=f"--out {out}", got=str(bad)) from bad
 
 
-def _ask(path: str, seconds: float, timeout: float) -> tuple[str, list[dict[str, Any]], m.Clock | None]:
+def ask(path: str, seconds: float, timeout: float) -> Answer:
+    """What the daemon at *path* does in so many seconds. Raises WancollError: it cannot be traced."""
     rows: list[dict[str, Any]] = []
     try:
         who, within = f"daemon at {path}", seconds + timeout

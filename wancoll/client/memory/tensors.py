@@ -56,7 +56,9 @@ _PAGES = 4  # up to so many are touched as one
 class Region:
     """A C-contiguous tensor in this process's memory, or in that of a CUDA device."""
 
-    __slots__ = ("address", "count", "device", "dtype", "keep", "nbytes", "on", "owner", "pinned", "shape", "writable")
+    __slots__ = (
+        "address", "count", "device", "dtype", "keep", "nbytes", "on", "owner", "pinned", "shape", "spread", "writable",
+    )  # fmt: skip
 
     def __init__(
         self, owner: Any, keep: Any, address: int, count: int, dtype: DType, shape: tuple[int, ...], writable: bool,
@@ -66,6 +68,7 @@ class Region:
         self.address = address if count else 0  # of the first byte
         self.count, self.nbytes, self.dtype = count, count * dtype.itemsize, dtype
         self.shape = shape  # of the caller's object
+        self.spread = ""  # of a DTensor: see spread_of
         self.writable = writable  # whether a result may be written into it
         self.device = device  # how its users on a CUDA device are ordered; None: it is in host memory
         self.on = -1  # the device's ordinal, once the driver was asked
@@ -237,7 +240,9 @@ def _torch(x: Any, who: str) -> Region:
     dtype = _BY_TORCH_NAME.get(str(x.dtype))
     if dtype is None:
         raise unknown_dtype(who, str(x.dtype))
-    return Region(owner, None, x.data_ptr(), x.numel(), dtype, tuple(x.shape), True, origin)
+    found = Region(owner, None, x.data_ptr(), x.numel(), dtype, tuple(x.shape), True, origin)
+    found.spread = spread_of(owner)
+    return found
 
 
 def local_part(x: Any) -> Any:
@@ -245,6 +250,27 @@ def local_part(x: Any) -> Any:
     if not hasattr(x, "to_local") or any(each.is_partial() for each in getattr(x, "placements", ())):
         return x
     return x.to_local()
+
+
+def spread_of(x: Any) -> str:
+    """How a DTensor lies on its mesh, and its whole shape, which all members' calls have in common; "" of others."""
+    if not hasattr(x, "to_local"):
+        return ""
+    return f"{' '.join(map(str, getattr(x, 'placements', ())))} of {list(x.shape)}"
+
+
+def most_of(x: Any) -> int:
+    """Elements of a torch tensor here; of a DTensor at any rank: alike in an island, whose ranks cut buckets alike."""
+    mesh = getattr(x, "device_mesh", None)
+    return int(x.numel()) if mesh is None else -(-int(x.numel()) // int(mesh.size()))
+
+
+def made_like(x: Any, part: Any) -> Any:
+    """*part* as this rank's part of a tensor like *x*; as it is where *x* is no DTensor."""
+    if not hasattr(x, "to_local"):
+        return part
+    make = type(x.detach()).from_local
+    return make(part, x.device_mesh, x.placements, run_check=False, shape=x.shape, stride=x.stride())
 
 
 def check_torch(x: Any, who: str, instead: str = _COPY) -> Origin | None:

@@ -12,6 +12,7 @@ from math import prod
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from wancoll.client.cuda.origin import Origin
 from wancoll.client.cuda.pinned import Pinned
@@ -27,7 +28,9 @@ from wancoll.client.memory.tensors import (
     exported,
     is_torch,
     kind_of,
+    local_part,
     name_of,
+    spread_of,
     there,
     unknown_dtype,
 )
@@ -74,7 +77,7 @@ def tensors_of(state: Any, *, changing: bool) -> list[Tensor]:
                 "a read-only tensor cannot be brought up to date", who=who, expected="a writable tensor",
                 got=f"{kind_of(state[key])} that is read-only", hint="pass a writable copy, or strategy='send-only'",
             )  # fmt: skip
-        found.append(Tensor(memory, Entry(key, dtype, shape, memory.nbytes)))
+        found.append(Tensor(memory, Entry(key, dtype, shape, memory.nbytes, spread=memory.spread)))
     return _shared(found)
 
 
@@ -165,9 +168,11 @@ def _array(owner: Any, array: np.ndarray[Any, Any], keep: Any, who: str) -> tupl
 
 
 def _torch(x: Any, who: str) -> tuple[Region, str, tuple[int, ...]]:
+    x, owner = local_part(x), x
     origin = check_torch(x, who, _ORDERED)
-    nbytes = x.numel() * x.element_size()
-    return _bytes(x, None, x.data_ptr(), nbytes, True, origin), str(x.dtype).removeprefix("torch."), tuple(x.shape)
+    found = _bytes(owner, None, x.data_ptr(), x.numel() * x.element_size(), True, origin)
+    found.spread = spread_of(owner)
+    return found, str(x.dtype).removeprefix("torch."), tuple(x.shape)
 
 
 def _bytes(
@@ -184,7 +189,7 @@ def _shared(found: list[Tensor]) -> list[Tensor]:
         memory, entry = tensor.memory, tensor.entry
         shares = first.setdefault((memory.address, memory.nbytes), number) if memory.nbytes else number
         if shares != number:
-            entry = Entry(entry.key, entry.dtype, entry.shape, entry.nbytes, shares)
+            entry = replace(entry, shares=shares)
         result.append(Tensor(memory, entry))
     laid = sorted((found[number].memory.address, number) for number in first.values())
     for (start, one), (then, other) in itertools.pairwise(laid):

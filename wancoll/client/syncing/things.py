@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from wancoll.client.memory.tensors import Region, is_torch, kind_of
+from wancoll.client.memory.tensors import Region, is_torch, kind_of, made_like, spread_of
 from wancoll.client.syncing.state import Tensor, look
 from wancoll.errors import ConfigError, ProtocolError, WancollError
 from wancoll.sync.manifest import Entry, Thing
@@ -97,7 +97,8 @@ class Things:
             elif own is not None and own.entry.shares < 0:
                 fitted.append(Tensor(own.memory, entry))
             else:
-                made = self.tensors[entry.key] = _new(entry, slots[entry.key].library)
+                like = next((each for each in self.tensors.values() if spread_of(each) == entry.spread), None)
+                made = self.tensors[entry.key] = _new(entry, slots[entry.key].library, like)
                 self._made.add(entry.key)
                 fitted.append(Tensor(look(made, entry.key)[0], entry))
         return fitted
@@ -206,9 +207,14 @@ def _is_tensor(value: Any) -> bool:
     return isinstance(value, np.ndarray) or is_torch(value) or hasattr(type(value), "__dlpack__")
 
 
-def _new(entry: Entry, library: str) -> Any:
-    """A tensor as the winner's *entry* describes it. Raises ProtocolError: it describes none."""
+def _new(entry: Entry, library: str, like: Any) -> Any:
+    """A tensor as the winner's *entry* describes it, *like* one that lies on a mesh as it does.
+
+    Raises ProtocolError: it describes none, or there is none like it.
+    """
     try:
+        if entry.spread and like is None:
+            raise ValueError("no tensor of this member lies on its mesh like that")
         if library == "torch":
             torch: Any = sys.modules["torch"]
             dtype = getattr(torch, entry.dtype)
@@ -220,7 +226,7 @@ def _new(entry: Entry, library: str) -> Any:
             size, make = dtype.itemsize, np.empty
         if min(entry.shape, default=0) < 0 or len(entry.shape) > 64 or prod(entry.shape) * size != entry.nbytes:
             raise ValueError("a size that its shape contradicts")
-        return make(entry.shape, dtype=dtype)
+        return made_like(like, make(entry.shape, dtype=dtype)) if entry.spread else make(entry.shape, dtype=dtype)
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as bad:
         raise ProtocolError(
             "the state that won has a tensor that cannot be made here", who=f"{_CALL}: {entry.key}", got=str(bad)[:200],

@@ -721,7 +721,7 @@ class Collectives(OpTable):
             return [links.Need(resolved.needs - self._up)]
         if op.kind in DATALESS and len(self.view.world.mids) == 1:
             op.state, op.ran, op.finished, op.resolved = OpState.done, True, True, resolved  # there is nothing to move
-            op.attempts += 1
+            op.attempts, op.voted_to = op.attempts + 1, ()
             return self.say_done(op)  # an older token that is still in the engine holds nothing up
         op.round = self.round
         if op.state is OpState.done:

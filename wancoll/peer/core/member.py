@@ -71,9 +71,11 @@ class Member:
         limits: Limits = DEFAULT,
         call_timeout: float = 0.0,
         shards: int = 1,
+        launch: str = "",
     ) -> None:
         self.group, self.name = group, name
         self.start_world, self.min_world, self.call_timeout, self.shards = start_world, min_world, call_timeout, shards
+        self.launch = launch
         self.mid = 0
         self.view: EpochView | None = None
         self.over = False
@@ -144,7 +146,8 @@ class Member:
         """Ask for membership; again after each reconnect until the first epoch."""
         was, self.mid = self.mid, 0
         numbers = self.start_world, self.min_world
-        return [cmd.ToMaster(m.Join(self.group, self.name, *numbers, was, self.call_timeout, self.shards))]
+        island = self.shards, self.launch
+        return [cmd.ToMaster(m.Join(self.group, self.name, *numbers, was, self.call_timeout, *island))]
 
     def call(self, post: m.Post) -> Call:
         """What *post* calls. Raises ProtocolError: nothing that can be called."""
@@ -159,7 +162,8 @@ class Member:
 
     def leave(self, reason: str, *, died: bool = False, ending: outcomes.Ending | None = None) -> list[cmd.Command]:
         """The client detached or *died*, or the daemon stops. Ends everything; *ending* says what is told of that."""
-        leave = m.Leave(self.group, self.name, f"its client died: {reason}"[:1024] if died else "", died)
+        committed = self.collectives.settled if self.shards > 1 else 0
+        leave = m.Leave(self.group, self.name, f"its client died: {reason}"[:1024] if died else "", died, committed)
         return self._finish(ending or outcomes.left(self.name, reason), cmd.ToMaster(leave))
 
     def lost(self, reason: str) -> list[cmd.Command]:
@@ -370,7 +374,8 @@ class Member:
             case links.Noted(_, mid, note):
                 return self.noted(mid, note)
             case links.LinksUp(owner, epoch):
-                return self.links_ready(epoch, owner.up(links.COLLECTIVES))
+                up = owner.up(links.COLLECTIVES)
+                return self.master_session.links_up(self.view, up) + self.links_ready(epoch, up)
             case links.P2PUp(owner):
                 return self.p2p.links_up(owner.up(links.P2P))
             case links.NotesLost(_, other):

@@ -25,10 +25,10 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 from torch._C._profiler import _RecordFunctionFast
 
-from wancoll.client.communicator import Communicator
+from wancoll.client.communicator import Communicator, Labelled
 from wancoll.client.connection import Connection, Parting
 from wancoll.client.work import Work
-from wancoll.collective import Descriptor, Kind, Receipt
+from wancoll.collective import Descriptor, Kind, Receipt, shortened
 from wancoll.errors import ConfigError, OperationAborted, WancollError
 from wancoll.torch.backend.anysource import FromAny, Mailbox
 from wancoll.torch.backend.buckets import handed_over, move
@@ -37,7 +37,7 @@ from wancoll.torch.backend.reconfigure import Reconfigurable
 from wancoll.torch.backend.rendezvous import Cluster, member
 from wancoll.torch.backend.sparse import Pieces
 from wancoll.torch.backend.torch_errors import raised
-from wancoll.torch.backend.torch_tensors import Reduction, flat, label, moved, put_back, shortened
+from wancoll.torch.backend.torch_tensors import Reduction, flat, label, moved, parts, put_back
 from wancoll.torch.backend.untraced import untraced
 from wancoll.torch.names import BACKEND, DEVICES
 from wancoll.wire import messages as m
@@ -143,17 +143,15 @@ class RingPlaces:
                     self._connection.post(self.barrier(shortened(why)))
 
 
-class _Held:
+class _Held(Labelled):
     """A connection whose place in the group stays what it was, and whose calls are labelled, and posted later."""
 
     def __init__(self, connection: Connection, place: m.EpochInfo, label: str, ahead: bool) -> None:
-        self._connection, self.place, self.label, self.ahead = connection, place, label, ahead
+        super().__init__(connection, label)
+        self.place, self.ahead = place, ahead
 
     def post(self, work: Work, deadline: float | None = None) -> None:
         """Nothing: whoever made it does that."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._connection, name)
 
 
 _ProcessGroup: Any = dist.ProcessGroup  # its overloads cannot be said again in Python
@@ -408,8 +406,9 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
     ) -> Operation:
         if len(tensors) == 1 and tensors[0].is_sparse:
             return self._all_reduce_sparse(call, tensors[0], opts, timeout)
-        how = [Reduction(_op(opts), each.dtype, call) for each in tensors]
-        given = [each.given(tensor, call) for each, tensor in zip(how, tensors, strict=True)]
+        own, spread = parts(tensors)
+        how = [Reduction(_op(opts), each.dtype, call, of) for each, of in zip(own, spread, strict=True)]
+        given = [each.given(tensor, call) for each, tensor in zip(how, own, strict=True)]
 
         def start(places: RingPlaces) -> list[Work]:
             others = self.cluster.connections if self.cluster is not None else ()
@@ -422,8 +421,8 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
                 for each, x in zip(how, given, strict=True)
             ]
 
-        finish = partial(self._reduced, how, tensors, given)
-        return self._run(call, tensors, tensors, _timeout(opts, timeout), start, finish)
+        finish = partial(self._reduced, how, own, given)
+        return self._run(call, own, tensors, _timeout(opts, timeout), start, finish)
 
     def _all_reduce_sparse(self, call: str, tensor: torch.Tensor, opts: Any, timeout: Any) -> Operation:
         """Blocks until all have said how much they bring."""
@@ -445,16 +444,17 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
         """Give every rank the root's tensor."""
         tensors = _listed(tensors)
         root = _root(opts)
-        given = [moved(each, "broadcast") for each in tensors]
+        own, spread = parts(tensors)
+        given = [moved(each, "broadcast") for each in own]
 
         def start(places: RingPlaces) -> list[Work]:
             return [
-                places.comm(label(each.dtype)).broadcast(x, places.at[root], async_op=True, on_failure="raise")
-                for each, x in zip(tensors, given, strict=True)
+                places.comm(label(each.dtype, of)).broadcast(x, places.at[root], async_op=True, on_failure="raise")
+                for each, of, x in zip(own, spread, given, strict=True)
             ]
 
-        finish = None if root == self._rank else partial(_put_back, tensors, given)
-        return self._run("broadcast", tensors, tensors, _timeout(opts, timeout), start, finish)
+        finish = None if root == self._rank else partial(_put_back, own, given)
+        return self._run("broadcast", own, tensors, _timeout(opts, timeout), start, finish)
 
     def barrier(self, opts: Any = None, timeout: Any = None) -> Operation:
         """Finished when all ranks have called it."""
@@ -703,8 +703,9 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
         tensors = _listed(tensors)
         root, call = _root(opts), "reduce"
         here = root == self._rank
-        how = [Reduction(_op(opts), each.dtype, call) for each in tensors]
-        given = [each.given(tensor, call) for each, tensor in zip(how, tensors, strict=True)]
+        own, spread = parts(tensors)
+        how = [Reduction(_op(opts), each.dtype, call, of) for each, of in zip(own, spread, strict=True)]
+        given = [each.given(tensor, call) for each, tensor in zip(how, own, strict=True)]
 
         def start(places: RingPlaces) -> list[Work]:
             return [
@@ -716,8 +717,8 @@ class WancollProcessGroup(Reconfigurable, _ProcessGroup):  # type: ignore[misc]
                 for each, x in zip(how, given, strict=True)
             ]  # fmt: skip
 
-        finish = partial(self._reduced, how, tensors, given) if here else None
-        return self._run(call, tensors, tensors, _timeout(opts, timeout), start, finish)
+        finish = partial(self._reduced, how, own, given) if here else None
+        return self._run(call, own, tensors, _timeout(opts, timeout), start, finish)
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Operation:
         """Give the root the tensors of all."""

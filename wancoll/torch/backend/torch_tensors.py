@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from wancoll.client.memory.tensors import check_plain
-from wancoll.collective import MOST_LABEL
+from wancoll.client.memory.tensors import check_plain, local_part, spread_of
+from wancoll.collective import shortened
 from wancoll.errors import ConfigError
 from wancoll.torch.backend.torch_errors import raised
 
@@ -50,28 +49,28 @@ def put_back(target: torch.Tensor, carried: torch.Tensor) -> None:
         target.detach().copy_(carried.view(target.dtype).view(target.shape))
 
 
-def label(dtype: torch.dtype) -> str:
-    """What moved() does not show: the dtype that travels as bytes. All ranks must say the same of one call."""
-    return "" if dtype in KNOWN else str(dtype)
+def label(dtype: torch.dtype, spread: str = "") -> str:
+    """What moved() does not show: the dtype that travels as bytes, and *spread*, of which DTensor it is a part.
+
+    All ranks must say the same of one call.
+    """
+    return shortened(f"{'' if dtype in KNOWN else dtype} {spread}".strip())
 
 
-def shortened(text: str) -> str:
-    """*text* as a label: its end becomes a digest where it is too long for one."""
-    if len(text) <= MOST_LABEL:
-        return text
-    digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-    return f"{text[: MOST_LABEL - 20]}... {digest}"
+def parts(tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[str]]:
+    """The *tensors*, of DTensors this rank's parts, which share their memory, and how these are spread."""
+    return [local_part(each.detach()) for each in tensors], [spread_of(each) for each in tensors]
 
 
 class Reduction:
     """How a torch reduce op, with its factor where it has one, is done to tensors of one dtype.
 
     *name* is the client's op. For bitwise ops it is None, and *bitwise* joins two members' values. *label* is what the
-    client's call does not show, torch's op and the dtype: all ranks must say the same of one call. Raises ConfigError:
-    there is no such op for that dtype.
+    client's call does not show, torch's op and the dtype, and *spread* (see label()): all ranks must say the same of
+    one call. Raises ConfigError: there is no such op for that dtype.
     """
 
-    def __init__(self, op: Any, dtype: torch.dtype, call: str) -> None:
+    def __init__(self, op: Any, dtype: torch.dtype, call: str, spread: str = "") -> None:
         kind = str(getattr(op, "op", op)).rpartition(".")[2]
         # As torch pickles it: there is op.factor from 2.13 on.
         self._factor = op.__getstate__()[1] if kind == "PREMUL_SUM" else None
@@ -87,6 +86,7 @@ class Reduction:
             self.name, fits = _PLAIN.get(kind), kind in _PLAIN and dtype in KNOWN
         own = self.bitwise is None and self._factor is None and dtype in KNOWN
         self.label = "" if own else f"{call.removesuffix('_coalesced').removesuffix('_single')} {kind} of {dtype}"
+        self.label = shortened(f"{self.label} {spread}".strip())
         if self._factor is not None and not (dtype.is_floating_point or dtype.is_complex):
             fits = False
         if not fits:

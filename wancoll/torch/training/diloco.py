@@ -37,7 +37,7 @@ import torch
 from wancoll.client.checks import check_seconds, refused, unavailable, whole, whole_number
 from wancoll.client.codecs import ErrorFeedback, coding
 from wancoll.client.communicator import CodecName, Communicator
-from wancoll.client.memory.tensors import check_plain, kind_of, local_part
+from wancoll.client.memory.tensors import check_plain, kind_of, local_part, spread_of
 from wancoll.client.work import Work
 from wancoll.collective import DType, Receipt
 from wancoll.errors import ConfigError, WancollError
@@ -78,6 +78,7 @@ class _Fragment:
     parameters: list[torch.Tensor]  # of the model
     outer: torch.Tensor  # the same on all members, float32, flat, on the CPU
     velocity: torch.Tensor  # of the outer optimizer
+    label: str  # of its outer steps: of which DTensors they have parts
     tokens: float = 0.0  # that this member has trained on since the fragment's last outer step began
     buffer: torch.Tensor | None = None  # in the arena: a place for each member's tokens, then the values
     work: Work | None = None  # under way
@@ -153,7 +154,7 @@ class DiLoCo:
         outer: str = "nesterov",
         grace: float | None = None,
     ) -> None:
-        trained = _trained(parameters)
+        trained, spreads = _trained(parameters)
         _check(trained, every, fragments, delay, {"mixing": mixing, "momentum": momentum}, lr)
         self._every, self._delay, self._mixing = every, delay, float(mixing)
         self._lr, self._momentum, self._codec = float(lr), float(momentum), codec
@@ -169,7 +170,8 @@ class DiLoCo:
         for p, indices in enumerate(cut([each.numel() for each in trained], fragments)):
             mine = [trained[i] for i in indices]
             flat = torch.cat([_flat(each) for each in mine])
-            self._fragments.append(_Fragment(f"diloco/{p}", mine, flat, torch.zeros_like(flat)))
+            label = ", ".join(filter(None, (spreads[i] for i in indices)))
+            self._fragments.append(_Fragment(f"diloco/{p}", mine, flat, torch.zeros_like(flat), label))
         self._counts = torch.zeros(2, dtype=torch.int64)  # inner steps, outer steps
         self._feedback = ErrorFeedback(self._momentum if self._decays else 1.0)
         self._comm: Communicator | None = None
@@ -373,7 +375,7 @@ class DiLoCo:
         torch.sub(fragment.outer, values, out=values)
         values.mul_(weight)
         try:
-            fragment.work = comm.all_reduce(
+            fragment.work = comm.labelled(fragment.label).all_reduce(
                 fragment.buffer.numpy(),
                 codec=self._codec,
                 feedback=self._feedback,
@@ -431,8 +433,8 @@ def _take_over(fragment: _Fragment, mixing: float) -> None:
                 parameter.copy_(outer)
 
 
-def _trained(parameters: Any) -> list[torch.Tensor]:
-    """Those that need a gradient; of a DTensor this rank's part."""
+def _trained(parameters: Any) -> tuple[list[torch.Tensor], list[str]]:
+    """Those that need a gradient; of a DTensor this rank's part, and how it is spread."""
     module = isinstance(parameters, torch.nn.Module) or not isinstance(parameters, Iterable)
     given = [parameters] if module else list(parameters)
     for each in given:
@@ -440,10 +442,11 @@ def _trained(parameters: Any) -> list[torch.Tensor]:
             raise ConfigError(
                 "these are no parameters", who="DiLoCo(parameters)", expected="model.parameters()", got=kind_of(each)
             )
-    trained = [local_part(each.detach()) if hasattr(each, "to_local") else each for each in given if each.requires_grad]
+    given = [each for each in given if each.requires_grad]
+    trained = [local_part(each.detach()) if hasattr(each, "to_local") else each for each in given]
     for each in trained:
         check_plain(each, "DiLoCo(parameters)")
-    return trained
+    return trained, [spread_of(each) for each in given]
 
 
 def _settings(values: Iterable[float]) -> str:

@@ -27,7 +27,7 @@ from wancoll.client.codecs import FLOATS, ErrorFeedback, coding
 from wancoll.client.communicator import CodecName, Communicator, Op
 from wancoll.client.connection import deadline_after, seconds_left
 from wancoll.client.many import ManyReceipt, buckets
-from wancoll.client.memory.tensors import check_plain
+from wancoll.client.memory.tensors import check_plain, local_part, made_like, most_of, spread_of
 from wancoll.client.work import Work
 from wancoll.collective import Codec, DType, Receipt
 from wancoll.errors import ArenaFull, ConfigError, TimeoutError, WancollError
@@ -86,7 +86,8 @@ class ElasticDataParallel(nn.Module):
     or for one that it is a part of, ends the one before. Parameters that are frozen when it is wrapped are left out.
 
     Args:
-        module: same parameters, in the same order, on all members.
+        module: same parameters, in the same order, on all members. Of DTensors (FSDP2, tensor parallelism) it averages
+            this rank's part.
         comm: a communicator.
         sampler: an ElasticSampler: its weight counts, and it is told of each step.
         codec: how gradients of floating types travel; see Communicator.all_reduce.
@@ -126,8 +127,8 @@ class ElasticDataParallel(nn.Module):
         self._feedback = _feedback(codec, feedback)
         self._timeout = timeout
         parameters = [each for each in module.parameters() if each.requires_grad]
-        before = _wrappers(parameters)
         self._buckets = _layout(comm, parameters, bucket_bytes, codec)
+        before = _wrappers(parameters)
         self._marks = _flat(comm, _USED + len(parameters), torch.float32)
         self._seen = _flat(comm, _USED + len(parameters), torch.float32)  # the members' together
         self._syncing = True
@@ -277,7 +278,7 @@ class ElasticDataParallel(nn.Module):
                 self._feedback.restore(name, step.residuals[name])
         while bucket.number not in step.works:
             try:
-                step.works[bucket.number] = self.comm.all_reduce(
+                step.works[bucket.number] = self.comm.labelled(bucket.spread).all_reduce(
                     bucket.local, bucket.mean, op="avg", codec=self._codec if bucket.encoded else "none",
                     feedback=self._feedback if name else None, name=name, async_op=True,
                 )  # fmt: skip
@@ -349,7 +350,8 @@ class ElasticDataParallel(nn.Module):
             if total != world and total > 0:
                 bucket.mean.mul_(world / total)
             for parameter, mean in zip(bucket.parameters, bucket.means, strict=True):
-                parameter.grad = mean if next(used) else None  # alike: a member without weight may have one of its own
+                # Alike: a member without weight may have one of its own.
+                parameter.grad = made_like(parameter, mean) if next(used) else None
 
 
 @dataclass(slots=True)
@@ -401,13 +403,13 @@ class _Bucket:
 
     def __init__(self, comm: Communicator, number: int, parameters: Sequence[nn.Parameter], codec: CodecName) -> None:
         self.number, self.parameters = number, tuple(parameters)
-        first = self.parameters[0]
-        sizes = [each.numel() for each in self.parameters]
+        first, locals_ = self.parameters[0], [local_part(each.detach()) for each in self.parameters]
+        sizes = [each.numel() for each in locals_]
+        self.spread = ", ".join(filter(None, map(spread_of, self.parameters)))
         self.local = _flat(comm, sum(sizes), first.dtype, first.device)  # what this member gives
         self.mean = _flat(comm, sum(sizes), first.dtype, first.device)  # what comes back
-        shapes = [each.shape for each in self.parameters]
         self._locals, self.means = (  # these, as views for the parameters
-            [part.view(shape) for part, shape in zip(torch.split(flat, sizes), shapes, strict=True)]
+            [part.view(each.shape) for part, each in zip(torch.split(flat, sizes), locals_, strict=True)]
             for flat in (self.local, self.mean)
         )
         self.taken = [False] * len(sizes)  # which gradients are in *local*, in this backward
@@ -424,6 +426,9 @@ class _Bucket:
         if grad is None or weight == 0:
             mine.zero_()  # zero times what is not finite would not be zero
             return
+        if spread_of(grad) != spread_of(parameter):  # a sum that is pending, under tensor parallelism
+            grad = grad.redistribute(placements=parameter.placements)  # type: ignore[attr-defined]
+        grad = local_part(grad)
         if grad.layout is not torch.strided:
             raise ConfigError(
                 "a gradient has no plain layout", who=f"ElasticDataParallel: a parameter of shape {tuple(grad.shape)}",
@@ -440,7 +445,7 @@ class _Bucket:
         """The step has not happened: grad holds what this member gave."""
         for parameter, mine, taken, used in zip(self.parameters, self._locals, self.taken, self.used, strict=True):
             if taken and used and parameter.grad is None:
-                parameter.grad = mine if weight == 1 else mine / weight
+                parameter.grad = made_like(parameter, mine if weight == 1 else mine / weight)
 
 
 def all_reduce_gradients(
@@ -477,14 +482,14 @@ def _layout(
     found: list[list[nn.Parameter]] = []
     for device in dict.fromkeys(each.device for each in order):
         there = [each for each in order if each.device == device]
-        sizes = [(_dtype(each), each.numel() * each.element_size()) for each in there]
+        sizes = [(_dtype(each), most_of(each) * each.element_size()) for each in there]
         packed = sorted(buckets(sizes, bucket_bytes, "ElasticDataParallel"), key=lambda bucket: bucket[-1])
         found += [[there[i] for i in bucket] for bucket in packed]
     return [_Bucket(comm, number, each, codec) for number, each in enumerate(found)]
 
 
 def _dtype(parameter: nn.Parameter) -> DType:
-    check_plain(parameter, f"{_WHO}: a parameter")
+    check_plain(local_part(parameter), f"{_WHO}: a parameter")
     found = DType.__members__.get(str(parameter.dtype).removeprefix("torch."))
     if found is None or found not in FLOATS:
         raise ConfigError(

@@ -53,9 +53,9 @@ def islands(
     ranks = mesh.mesh.flatten().tolist()
     groups = [mesh.get_group(dim) for dim in range(mesh.ndim)]
     gathered: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, [ends[0] for ends in _connections().values()])
-    theirs = {end for rank, said in enumerate(gathered) if rank != dist.get_rank() for end in said}
-    options |= {"shard": ranks.index(dist.get_rank()), "shards": len(ranks)}
+    dist.all_gather_object(gathered, (os.urandom(8).hex(), [ends[0] for ends in _connections().values()]))
+    theirs = {end for rank, (_, said) in enumerate(gathered) if rank != dist.get_rank() for end in said}
+    options |= {"shard": ranks.index(dist.get_rank()), "shards": len(ranks), "launch": gathered[0][0]}
     comm = connect(group, **options)
     comm.on_island_lost(partial(_end, groups, theirs))
     return comm

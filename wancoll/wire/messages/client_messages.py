@@ -21,6 +21,7 @@ class Attach(First, frozen=True):
     pid: Number
     call_timeout: Seconds = 0.0  # as in Join
     shards: World = 1  # as in Join
+    launch: Annotated[str, Meta(max_length=128)] = ""  # as in Join
 
 
 class Post(Message, frozen=True):

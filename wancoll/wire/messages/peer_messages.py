@@ -66,6 +66,7 @@ class Join(Message, frozen=True):
     was: Number = 0  # the mid that an earlier master gave it; it has not entered an epoch
     call_timeout: Seconds = 0.0  # a member this late with a call that another has made is evicted; 0: not stated
     shards: World = 1  # members of an island: with several *member* is ISLAND/SHARD
+    launch: Annotated[str, Meta(max_length=128)] = ""  # of which start of the island: shards of two do not mix
 
 
 class AskPlace(Message, frozen=True):
@@ -82,6 +83,7 @@ class Leave(Message, frozen=True):
     member: Name
     reason: Annotated[str, Meta(max_length=1024)] = ""  # empty: goodbye was said
     died: bool = False  # its client is gone without a goodbye
+    committed: Number = 0  # up to here all is committed at a member of an island that says goodbye
 
 
 class Ended(Message, frozen=True):
@@ -138,7 +140,7 @@ class Vote(OfMember, frozen=True):
 class LinkDown(OfMember, frozen=True):
     """The link to member *other* could not be dialled within its deadline ("unreachable"), or is "lost" with its bytes.
 
-    "broken": it has lost all its lanes, and goes on if they come up again.
+    "broken": it has lost all its lanes, and goes on if they come up again. "up": it was "unreachable", and is up.
 
     *sends*: it is the pair's link for sends and recvs, not the one for collectives.
     """

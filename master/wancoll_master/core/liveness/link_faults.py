@@ -26,12 +26,17 @@ _OLDER = 0.5  # seconds that a link must have been up before the other end lost 
 def link_down(step: Step, member: Member, message: m.LinkDown) -> None:
     """Note the complaint; settle() acts once the other end had time to turn out dead."""
     group = member.group
-    if message.kind not in ("broken", "lost", "unreachable"):
-        raise ProtocolError("complains of an unknown kind", expected="broken, lost, unreachable", got=message.kind[:32])
+    if message.kind not in ("broken", "lost", "unreachable", "up"):
+        expected = "broken, lost, unreachable, up"
+        raise ProtocolError("complains of an unknown kind", expected=expected, got=message.kind[:32])
     if message.other == member.mid:
         raise ProtocolError("complains about a link to itself")
     other = step.state.members.get(message.other)
     if other is None or other.group is not group or not other.in_epoch:
+        return
+    if message.kind == "up":
+        ends = pair(member.mid, other.mid)
+        _came_up(group, [one for one in _unreachable(group) if one.pair == ends and not one.sends])
         return
     if message.kind == "broken":  # it goes on by itself, or an end turns out dead
         told_late(step, member, message)
@@ -87,10 +92,10 @@ def settle(step: Step, group: Group) -> None:
     for key, told in list(complaints.items()):
         if told.sends and not p2p.concerned(group, told):
             del complaints[key]  # nothing runs on the link any more: no epoch has to end for it
-    unreachable = [told for told in complaints.values() if told.kind == "unreachable"]
+    unreachable = _unreachable(group)
     if unreachable and _avoided(step, group, unreachable):
         return
-    waits = {told.pair for told in complaints.values() if told.kind == "unreachable"}
+    waits = {told.pair for told in _unreachable(group)}
     for told in _lost(group):
         if told.sends or told.pair not in waits:  # else it is the other end's word for a link that is not judged yet
             end_epoch(step, group, f"the link of {told.who.name} to {told.whom.name} broke: {told.reason}")
@@ -101,22 +106,33 @@ def _avoided(step: Step, group: Group, unreachable: list[Complaint]) -> bool:
     """Whether the epoch ends since these links for collectives cannot be made: with another ring, or without an end."""
     first, ends = unreachable[0], {(told.who.name, told.whom.name) for told in unreachable}
     text = f"{first.who.name} and {first.whom.name} cannot reach each other ({first.reason})"
-    if ring_order([member.mid for member in group.members[:: group.shards]], group.apart()) is not None:
+    apart = group.apart()
+    concerned = any(told.pair in column for column in apart.values() for told in unreachable)
+    if not concerned or ring_order([member.mid for member in group.members[:: group.shards]], apart) is not None:
         step.record(group, "link", f"{text}: {_words(step, group, ends)}")
         _acted(group, ends, "routed around")
         end_epoch(step, group, f"{text}: other ways around")
         return True
     if all(told.committed < group.committed for told in unreachable):
-        for told in unreachable:  # operations went through since: the links came up after all
-            del group.current.complaints[told.who.mid, told.whom.mid, told.sends]
-            group.bad_pairs.pop(told.pair, None)
-        _acted(group, ends, "nothing: it came up")
+        _came_up(group, unreachable)  # operations went through since
         return False
     if (until := _blame_at(step, first)) > step.now:
         _settle_at(step, group, until)  # whose fault it is shows when others have complained, too
         return False
     _evict(step, group, [told.pair for told in unreachable], ends, f"{text}; {_words(step, group, ends)}")
     return True
+
+
+def _came_up(group: Group, complaints: list[Complaint]) -> None:
+    """Take back what was told of links that could not be made."""
+    for told in complaints:
+        del group.current.complaints[told.who.mid, told.whom.mid, told.sends]
+        group.bad_pairs.pop(told.pair, None)
+    _acted(group, {(told.who.name, told.whom.name) for told in complaints}, "nothing: it came up")
+
+
+def _unreachable(group: Group) -> list[Complaint]:
+    return [told for told in group.current.complaints.values() if told.kind == "unreachable"]
 
 
 def _lost(group: Group) -> list[Complaint]:

@@ -38,6 +38,20 @@ def ensure_probes(step: Step, group: Group) -> None:
                 covered.add(member.daemon.name)
                 joiner.probes[member.mid] = pair = ProbePair(member)
                 _ask(step, joiner, pair)
+    _part(step, group)
+
+
+def _part(step: Step, group: Group) -> bool:
+    """Refuse who cannot reach another one: a joiner only once both have come with their whole islands."""
+    refused = False
+    for joiner in list(group.joining):
+        whole = group.whole(group.joining)
+        for pair in joiner.probes.values() if joiner in group.joining else ():
+            if pair.apart and (pair.member.in_epoch or (joiner in whole and pair.member in whole)):
+                refuse(step, joiner, pair.apart)
+                refused = True
+                break
+    return refused
 
 
 def _doubtful(step: Step, joining: list[Member], at: int) -> list[Member]:
@@ -105,7 +119,7 @@ def deadline(group: Group) -> float:
 def settled(step: Step, group: Group) -> bool:
     """Whether all is known of the pairs of a group that forms."""
     pairs = (pair for joiner in group.joining for pair in joiner.probes.values())
-    return all(pair.ok or pair.member.mid not in step.state.members for pair in pairs)
+    return all(pair.ok or pair.apart or pair.member.mid not in step.state.members for pair in pairs)
 
 
 def refuse(step: Step, joiner: Member, reason: str, *, evicted: bool = False) -> None:
@@ -135,7 +149,7 @@ def _ask(step: Step, joiner: Member, pair: ProbePair) -> None:
 def _failed(step: Step, joiner: Member, pair: ProbePair, why: dict[int, str]) -> bool:
     """Refuse the joiner if neither end reaches the other, unless the member is about to be found dead.
 
-    Returns whether it is refused.
+    Returns whether somebody is refused.
     """
     if pair.ok or pair.member.mid not in step.state.members:
         return False
@@ -154,8 +168,8 @@ def _failed(step: Step, joiner: Member, pair: ProbePair, why: dict[int, str]) ->
     elif pair.way is not m.Way.relayed and ways.relays(step.state):
         pair.way = m.Way.relayed
     else:
-        refuse(step, joiner, f"{pair.before}; {HINT}")
-        return True
+        pair.apart, pair.deadline = f"{pair.before}; {HINT}", inf
+        return _part(step, joiner.group)
     _ask(step, joiner, pair)
     return False
 

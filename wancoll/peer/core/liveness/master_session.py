@@ -12,6 +12,8 @@ each start, Welcome.master)                 else of its epoch (R12). After Resum
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from wancoll.peer.core import commands as cmd
 from wancoll.peer.core.calls import EpochView
 from wancoll.wire import messages as m
@@ -52,3 +54,8 @@ class MasterSession:
     def link_down(self, view: EpochView, other: int, kind: str, reason: str, *, sends: bool = False) -> cmd.Command:
         """Tell the master of a link that is "lost" or "unreachable"."""
         return self.say(m.LinkDown(*view.head, other, kind, reason[:4000], sends), (other, kind, sends))
+
+    def links_up(self, view: EpochView, up: Collection[int]) -> list[cmd.Command]:
+        """Take back that links for collectives were "unreachable" which are up."""
+        mended = [other for other in up if self.said.pop((other, "unreachable", False), None) is not None]
+        return [cmd.ToMaster(m.LinkDown(*view.head, other, "up", "")) for other in mended]
