@@ -128,6 +128,8 @@ def play(folder: Path, seed: int, kills: int, pace: float, steps: int = 0) -> tu
             (folder / "new").write_text(str(last.steps[-1][0] + AHEAD))
             (folder / "new").replace(end)  # ranks read it whole
         until(lambda: all(len(each[-1].ended) == SHARDS for each in lives))
+        for life in (life for each in lives for life in each):
+            life.ranks.__exit__()
     return lives, waits
 
 
