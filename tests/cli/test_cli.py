@@ -290,6 +290,7 @@ def test_the_documents_name_only_options_and_variables_that_exist():
     # examples
     others = {"--help", "--now", "--no-block", "--strict", "--delay", "--rate", "--port", "--wan", "--mpi", "--ranks"}
     others |= {"--prefix", "--backend", "--batch", "--device-ms", "--heads", "--nodes", "--no-deps", "--output-dir"}
+    others |= {"--nproc-per-node", "--max-restarts"}  # of torchrun
     others |= {"--build", "--build-arg", "--detach", "--file", "--tag", "--wait", "--layers", "--plot"}
     text = "\n".join(path.read_text() for path in DOCUMENTS)
     assert "--advertise" in text

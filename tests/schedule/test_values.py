@@ -430,7 +430,7 @@ def test_codecs_give_the_same_bytes_everywhere(algorithm, codec, worlds):
 
 @by_worlds
 @pytest.mark.parametrize("algorithm", ALL_REDUCES)
-@pytest.mark.parametrize("codec", [Codec.int8, *later(Codec.bf16, Codec.int4)])
+@pytest.mark.parametrize("codec", [Codec.int8, *at_night(Codec.bf16, Codec.int4)])
 def test_who_has_its_buffers_encoded_changes_no_bit(algorithm, codec, worlds):
     """Results and digests have the same bits in whatever order events come; also where sums stay raw."""
     for n in worlds:

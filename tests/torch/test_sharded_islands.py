@@ -13,6 +13,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+from tests.later import at_night, later
 from tests.torch.ranks import free_port
 from wancoll.testing import Cluster
 from wancoll.torch import ElasticDataParallel, ElasticSampler, islands
@@ -75,8 +76,7 @@ def rank(socket: str, how: str, island: int, shard: int, port: int) -> Any:
         return parameters, state
 
 
-@pytest.mark.parametrize("how", SHAPES)
-@pytest.mark.check  # each process loads much of torch
+@pytest.mark.parametrize("how", [*later("HSDP", "FSDP2 and TP"), *at_night("FSDP2", "TP")])  # each loads much of torch
 @pytest.mark.timeout(120)
 def test_islands_train_as_one_process_does(how: str) -> None:
     size, ports = torch.Size(SHAPES[how]).numel(), [free_port() for _ in range(ISLANDS)]

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.later import at_night, later
 from tests.torch.ranks import ROOT, free_port
 from wancoll.testing import Cluster
 
@@ -37,8 +38,7 @@ def losses(printed: str) -> dict[int, float]:
     return {int(epoch): float(loss) for epoch, loss in (line.split() for line in printed.splitlines())}
 
 
-@pytest.mark.parametrize("backend", ["gloo", "wancoll"])
-@pytest.mark.check
+@pytest.mark.parametrize("backend", [*later("wancoll"), *at_night("gloo")])
 def test_before(tmp_path: Path, backend: str) -> None:
     script = scripts()[0].replace('"gloo"', f'"{backend}"')
     common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
