@@ -600,9 +600,9 @@ def fed(dtype: DType, how: Codec, values: Any, residual: Any) -> tuple[bytes, ..
     memory[: values.nbytes] = values.view(np.uint8)
     feed.add(memory.ctypes.data)
     sent = memory[: codec.coded_bytes(how, values.size) if how else values.nbytes]
-    feed.commit(counted=True)
+    feed.commit(True, ["here"])
     committed = feedback.residual("w")
-    feed.commit(counted=False)
+    feed.commit(False, ["here"])
     return sent.tobytes(), committed.tobytes(), feedback.residual("w").tobytes()
 
 
@@ -621,3 +621,25 @@ def test_a_large_tensor_is_fed_piece_by_piece_with_the_same_bits(
     monkeypatch.setattr(codecs, "_AT_ONCE", 1024)
     assert fed(dtype, how, values, residual) == whole
     assert np.isfinite(np.frombuffer(whole[1], kept)).all()
+
+
+def test_a_block_that_its_lost_owner_did_not_take_leaves_its_residual_as_it_was() -> None:
+    feedback = wancoll.ErrorFeedback()
+    before = np.arange(7, dtype=np.float32) / 8
+    feedback.load_state_dict({"w": before})
+    feed = codecs.Feed("reduce_scatter", feedback, "w", DType.float32, 7, Codec.int4, blocks={"a": 2, "b": 3, "c": 2})
+    values = np.linspace(-1, 1, 7, dtype=np.float32)
+    feed.add(values.ctypes.data)
+    feed.commit(True, ["a", "c"])
+    after = np.asarray(feedback.residual("w"))
+    assert after[2:5].tolist() == before[2:5].tolist()
+    assert not np.array_equal(after[:2], before[:2])
+    assert not np.array_equal(after[5:], before[5:])
+
+
+@pytest.mark.parametrize("named", ["zip", None, 7, "top1.5%"])
+@pytest.mark.parametrize("kind", ["all_gather", "reduce_scatter", "broadcast", "all_to_all"])
+def test_only_codecs_that_a_call_takes_are_offered(comm: Communicator, kind: str, named: Any) -> None:
+    with pytest.raises(ConfigError, match=r"expected none or bf16 or fp16 or int8 or int4 or fp8; got") as bad:
+        getattr(comm, kind)(np.ones(comm.world_size, np.float32), codec=named)
+    assert kind in str(bad.value)

@@ -88,7 +88,7 @@ def fed(driver: Driver, codecs: Codecs, stream: Any, codec: Codec, dtype: DType,
     feed.add(sent.ctypes.data)
     coded, wanted, found = sent[: coded_bytes(codec, n)], [], []
     for counted in (True, False):
-        feed.commit(counted)
+        feed.commit(counted, [])
         wanted.append(feedback.residual("x"))
     with (
         memory(driver, x) as source, memory(driver, residual) as before, memory(driver, residual) as whole,

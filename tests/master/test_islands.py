@@ -247,3 +247,17 @@ def test_a_goodbye_says_how_far_its_island_has_come() -> None:
     room.say("d2/0", m.Leave("g", "m2/0", "", False, 4))
     told = room.one("d2/1", m.Evicted)
     assert (told.committed_upto, told.unknown_upto) == (4, m.MOST)
+
+
+def test_a_launch_that_was_away_and_joins_again_does_not_put_out_the_newer_one() -> None:
+    room = formed()
+    room.join("m3/0", start=2, shards=2, launch="one")
+    was = room.group.joining[0].mid
+    room.join("m3/1", daemon="d9", start=2, shards=2, launch="two")
+    assert "another launch" in room.one("d3/0", m.Refused).reason
+    room.say("d3/0", m.Join("g", "m3/0", 2, 1, was=was, shards=2, launch="one"))
+    assert "the newest start" in room.one("d3/0", m.Refused).reason
+    later = room.group.joining[0].mid
+    assert [(one.name, one.launch) for one in room.group.joining] == [("m3/1", "two")]
+    room.say("d9", m.Join("g", "m3/1", 2, 1, was=later, shards=2, launch="two"))  # nor is that put out by itself
+    assert [(one.name, one.launch) for one in room.group.joining] == [("m3/1", "two")]

@@ -66,7 +66,7 @@ def test_watchers_forget_links_that_are_closed() -> None:
     pacer, stalls, observer = Pacer(), Stalls(), Observer()
     for number in range(MANY):
         now = float(number)
-        pacer.look(now, {(number, None): (1000, {0: LANE})})
+        pacer.look(now, {(number, None): (1000, {(0, 1): LANE})})
         stalls.look(now, {number: {0: LaneLook(0, 0, False, LANE)}})
         observer.look({number: (f"d{number}", {0: LANE})})
     assert len(pacer._links) == len(stalls._links) == len(observer._before) == len(observer._paths) == 1

@@ -41,7 +41,7 @@ class Path:
     def look(self) -> None:
         each = [int(value / LANES) for value in (self.acked, self.segments, self.lost)]
         lane = TcpInfo(self.rtt + self.waits, self.rtt, 0.0, True, each[0], each[1], each[2], self.busy, 0)
-        lanes = dict.fromkeys(range(LANES), lane)
+        lanes = {(i, 1): lane for i in range(LANES)}
         for (number, _), pace in self.pacer.look(self.now, {(self.number, None): (self.planned, lanes)}).items():
             assert number == self.number
             self.pace = pace
@@ -186,9 +186,7 @@ def test_lanes_over_another_uplink_have_a_pace_of_their_own_and_one_that_is_dial
         for i, (name, pace) in enumerate(paces.items()):
             acked[name] += int(min(pace, carries[name]))
             info = TcpInfo(0.04, 0.04, 0.0, True, acked[name], acked[name] // PACKET, 0, now, 0)
-            if dialled_again:
-                info = info._replace(bytes_acked=0, segments=0)
-            looks[1, ("here", name)] = (1000 * PACKET, {i: info})
+            looks[1, ("here", name)] = (1000 * PACKET, {(i, int(dialled_again)): info})
         found = {ends[1]: pace for (_, ends), pace in pacer.look(now, looks).items() if ends is not None}
         paces.update(found)
         return found
@@ -197,4 +195,6 @@ def test_lanes_over_another_uplink_have_a_pace_of_their_own_and_one_that_is_dial
         look(float(now + 1))
     assert 3800 * PACKET < paces["wide"] <= pacing.STEP * 4000 * PACKET
     assert paces["narrow"] == 1000 * PACKET
-    assert look(21.0, dialled_again=True) == {"wide": paces["wide"]}
+    carries = dict.fromkeys(paces, 0)  # each new connection has had as many bytes acknowledged as the old one
+    assert look(20.1, dialled_again=True) == {"wide": paces["wide"]}
+    assert look(20.2, dialled_again=True) == {}

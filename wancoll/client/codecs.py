@@ -54,10 +54,10 @@ RAW = Coding()
 
 def dense(call: str, dtype: DType, codec: str) -> Coding:
     """What the codec argument of *call* means, which is no all_reduce."""
-    found = coding(call, dtype, codec, None, "nearest", 0)
-    if found.codec.sparse:
+    named: Any = codec  # the callers are not all type-checked
+    if not isinstance(named, str) or named not in Codec.__members__:
         raise unavailable(call, "codec", codec, tuple(Codec.__members__))
-    return found
+    return coding(call, dtype, codec, None, "nearest", 0)
 
 
 def coding(
@@ -258,10 +258,10 @@ class Feed:
 
     def __init__(
         self, call: str, feedback: ErrorFeedback, name: str, dtype: DType, count: int, codec: Codec, late: bool = False,
-        blocks: Sequence[int] = (),
+        blocks: Mapping[str, int] | None = None,
     ) -> None:  # fmt: skip
         self._call, self._feedback, self._name, self._count = call, feedback, name, count
-        self._blocks = blocks  # elements of each, which the daemon encodes each on its own; none: it is one
+        self._blocks = blocks or {}  # by owner: elements of what the daemon encodes each on its own; none: it is one
         self.dtype, self.codec, self.late = dtype, codec, late
         self._lost: Residual | None = None  # what the codec loses
         self._whole: Residual | None = None  # the tensor and what was added to it, if it may come too late
@@ -341,7 +341,8 @@ class Feed:
 
     def _slices(self) -> Iterator[slice]:
         """All elements: so many at once as lie in a cache, each slice from a block of the codec on."""
-        for stop, count in zip(accumulate(self._blocks or (self._count,)), self._blocks or (self._count,), strict=True):
+        counts = tuple(self._blocks.values()) or (self._count,)
+        for stop, count in zip(accumulate(counts), counts, strict=True):
             for start in range(stop - count, stop, _AT_ONCE):
                 yield slice(start, min(start + _AT_ONCE, stop))
 
@@ -349,27 +350,34 @@ class Feed:
         """What the codec loses; and all of it, where it may come too late."""
         self._lost, self._whole = lost, whole
 
-    def commit(self, counted: bool, dropped: tuple[int, Array] | None = None) -> None:
+    def commit(self, counted: bool, contributors: Sequence[str], dropped: tuple[int, Array] | None = None) -> None:
         """The call is committed, *counted* or without this tensor, which came too late: then all of it was lost.
 
-        *dropped*: what encoding the sums that this member made loses of them, and where in the tensor these begin.
+        A block whose owner is not among the contributors reached nobody: its residual stays as it was. *dropped*: what
+        encoding the sums that this member made loses of them, and where in the tensor these begin.
         """
         residual = self._lost if counted else self._whole
         if residual is not None and dropped is not None:
             start, lost = dropped
             residual = residual.copy()  # doing it again is harmless
             residual[start : start + lost.size] += lost
+        if residual is not None and self._blocks.keys() - set(contributors):
+            before, stop, residual = self.residual(), 0, residual.copy()
+            for owner, count in self._blocks.items():
+                at, stop = slice(stop, stop + count), stop + count
+                if owner not in contributors:
+                    residual[at] = 0 if before is None else before[at]
         if residual is not None:
             self._feedback._residuals[self._name] = residual
 
 
 def feed(
     call: str, feedback: ErrorFeedback | None, name: str, dtype: DType, count: int, op: ReduceOp, how: Coding, *,
-    late: bool = False, blocks: Sequence[int] = (),
+    late: bool = False, blocks: Mapping[str, int] | None = None,
 ) -> Feed | None:  # fmt: skip
     """What *call* does with its feedback argument; None: nothing. *late*: the whole tensor may come too late.
 
-    *blocks*: elements of those that the daemon encodes each on its own.
+    *blocks*: by owner, elements of those that the daemon encodes each on its own.
     """
     who = f"{call}(feedback=...)"
     named: Any = name  # the callers are not all type-checked

@@ -160,7 +160,7 @@ class Communicator:
         self._connection = connection
 
     def labelled(self, label: str) -> Communicator:
-        """The same member, whose calls say *label*, of any length: on another one's are told by name, as mismatches."""
+        """The same member, whose calls with one tensor say *label*, of any length: another one is a named mismatch."""
         return Communicator(cast("Connection", Labelled(self._connection, shortened(label)))) if label else self
 
     @property
@@ -381,24 +381,23 @@ class Communicator:
         call = _Call(self._connection, Kind.reduce_scatter, async_op, on_failure, timeout, algorithm, op)
         source = region(x, "reduce_scatter(x)")
         how = dense(call.name, source.dtype, codec)
-        sizes = (
-            [block_of(call.name, source, call.world)[0]] * call.world
-            if counts is None
-            else check_counts(call.name, counts, call.world)
-        )
-        fed = feed(call.name, feedback, name, source.dtype, source.count, call.op, how, blocks=sizes)
         if counts is None:
             count, shape = block_of(call.name, source, call.world)
-            target, fresh = call.result(out, source, count, shape)
+            blocks = [count] * call.world
+        else:
+            blocks = check_counts(call.name, counts, call.world)
+            if sum(blocks) != source.count:
+                raise ConfigError(
+                    "counts do not add up to the tensor", who="reduce_scatter(counts=...)",
+                    expected=f"a sum of {source.count}", got=str(sum(blocks)),
+                )  # fmt: skip
+            count = blocks[call.place.rank]
+            shape = (count,)
+        owned = dict(zip(call.place.members, blocks, strict=True))
+        fed = feed(call.name, feedback, name, source.dtype, source.count, call.op, how, blocks=owned)
+        target, fresh = call.result(out, source, count, shape)
+        if counts is None:
             return call.start(source, target, count, coding=how, feed=fed, fresh=fresh)
-        blocks = check_counts(call.name, counts, call.world)
-        if sum(blocks) != source.count:
-            raise ConfigError(
-                "counts do not add up to the tensor", who="reduce_scatter(counts=...)",
-                expected=f"a sum of {source.count}", got=str(sum(blocks)),
-            )  # fmt: skip
-        count = blocks[call.place.rank]
-        target, fresh = call.result(out, source, count, (count,))
         return call.start(source, target, 0, counts=tuple(blocks), coding=how, feed=fed, fresh=fresh)
 
     @overload

@@ -233,7 +233,7 @@ class Work:
             names = answer.contributors
             if (feed := self.placement.feed) is not None:
                 times = len(names) if self.descriptor.op is ReduceOp.avg else 1
-                feed.commit(answer.counted, self.placement.dropped(*answer.kept, times))
+                feed.commit(answer.counted, names, self.placement.dropped(*answer.kept, times))
                 if not feed.codec.of_result:
                     answer = replace(answer, codec_error=feed.error)
             try:

@@ -214,7 +214,8 @@ static void settle(wc_work *work)
         event.value = work->op.digest ? wc_hashes_digest(&work->hashes) : 0;
         event.in_memory = atomic_load(&work->in_memory);
         event.extra = atomic_load(&work->bytes_sent) + event.in_memory;
-        event.saved = atomic_load(&work->saved);
+        const int64_t saved = (int64_t)atomic_load(&work->saved); /* the padded block of a few elements is longer */
+        event.saved = saved > 0 ? (uint64_t)saved : 0;
         for (uint32_t w = 0; w < engine->config.workers; w++) {
             event.error_squares += work->tasks[w].squares[0];
             event.norm_squares += work->tasks[w].squares[1];

@@ -21,7 +21,7 @@ import numpy as np
 
 from wancoll.client.cuda.origin import NO_SYNC, Origin, of_dlpack, of_interface, of_torch
 from wancoll.client.memory.arena import Arena, ArrayMemory
-from wancoll.collective import DType
+from wancoll.collective import DType, shortened
 from wancoll.errors import ConfigError, DeviceError
 from wancoll.native import ffi
 
@@ -253,10 +253,12 @@ def local_part(x: Any) -> Any:
 
 
 def spread_of(x: Any) -> str:
-    """How a DTensor lies on its mesh, and its whole shape, which all members' calls have in common; "" of others."""
-    if not hasattr(x, "to_local"):
+    """How a DTensor lies on which mesh, and its whole shape, which all members' calls have in common; "" of others."""
+    if not hasattr(x, "device_mesh"):
         return ""
-    return f"{' '.join(map(str, getattr(x, 'placements', ())))} of {list(x.shape)}"
+    mesh = x.device_mesh
+    ranks = (mesh.mesh - mesh.mesh.min()).tolist()  # islands have other ones
+    return f"{' '.join(map(str, x.placements))} of {list(x.shape)} on {shortened(str(ranks))}"
 
 
 def most_of(x: Any) -> int:
@@ -299,7 +301,7 @@ def check_plain(x: Any, who: str) -> None:
     if x.is_nested:
         raise _not_plain(who, "a nested tensor", "pass the tensors of x.unbind()")
     if kind.__torch_dispatch__ is not sys.modules["torch"].Tensor.__torch_dispatch__:
-        hint = "pass tensor.to_local(), this rank's part" if hasattr(x, "to_local") else "pass a plain tensor"
+        hint = "redistribute it to Shard or Replicate first" if hasattr(x, "to_local") else "pass a plain tensor"
         raise _not_plain(who, f"{kind_of(x)}, a subclass that stands for other tensors", hint)
     if x.device.type not in ("cpu", "cuda"):
         hint = "it has no values: module.to_empty(device='cpu') gives it memory" if x.is_meta else "pass x.cpu()"

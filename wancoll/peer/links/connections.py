@@ -40,6 +40,7 @@ _HELLO_BYTES = 4096  # more than TLS begins with
 _NEARBY_SECONDS = 0.5  # for a daemon in the same local network, if it is in that one, to answer
 _QUEUED = 1024  # messages that wait for one daemon at this relay
 SO_MAX_PACING_RATE = 47  # Linux
+MOST_PACE = (1 << 31) - 1  # bytes per second: Python takes an int of C there
 _FULL_PACKET = 64 * KIB  # bytes that are read of it, at most
 
 
@@ -70,16 +71,17 @@ class WatchedSocket:
             return self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, 16).rstrip(b"\0").decode()
         return ""
 
-    def ends(self) -> tuple[str, str] | None:
-        """The addresses, without ports, of this end and the other one; None: it is closed."""
+    def ends(self) -> tuple[tuple[str, str] | None, int]:
+        """The addresses of this end and the other one, and both ports as one number; None, 0: it is closed."""
         with contextlib.suppress(OSError):
-            return self._socket.getsockname()[0], self._socket.getpeername()[0]
-        return None
+            here, there = self._socket.getsockname(), self._socket.getpeername()
+            return (here[0], there[0]), here[1] << 16 | there[1]
+        return None, 0
 
     def pace(self, rate: int) -> None:
         """Send at most *rate* bytes per second from now on."""
         with contextlib.suppress(OSError):
-            self._socket.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, rate)
+            self._socket.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, min(rate, MOST_PACE))
 
     def cut(self) -> None:
         """End the connection at both ends, unless it has ended."""

@@ -140,10 +140,10 @@ class LinkHub:
         lanes = ((found, _seen(watched[lane], found)) for lane, found in counts.items())
         return daemon, self.traffic.look(number, daemon, lanes)
 
-    def ends_of(self, number: int, lane: int) -> tuple[str, str] | None:
-        """The addresses at both ends of a lane over TCP."""
+    def ends_of(self, number: int, lane: int) -> tuple[tuple[str, str] | None, int]:
+        """The addresses at both ends of a lane over TCP, and a number of its connection; None, 0: it is none."""
         watched = self._watched.get(number, {}).get(lane)
-        return watched.ends() if isinstance(watched, WatchedSocket) else None
+        return watched.ends() if isinstance(watched, WatchedSocket) else (None, 0)
 
     def pace(self, number: int, lane: int, rate: int) -> None:
         """Let this lane send at most *rate* bytes per second, until it is dialled again or the plan changes."""

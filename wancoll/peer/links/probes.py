@@ -18,7 +18,7 @@ from wancoll.errors import ProtocolError
 from wancoll.limits import KIB, MIB, PROTOCOL_VERSION, Limits
 from wancoll.net.dial import DialFailed, read_frame
 from wancoll.peer.core.paths.tcpinfo import burst_rate, saturated
-from wancoll.peer.links.connections import SO_MAX_PACING_RATE, Connection, Connector, kernel_view
+from wancoll.peer.links.connections import MOST_PACE, SO_MAX_PACING_RATE, Connection, Connector, kernel_view
 from wancoll.peer.links.lanes import TCP_NOTSENT_LOWAT, greet
 from wancoll.wire import messages as m
 
@@ -131,7 +131,7 @@ async def _send_burst(
     sock, nbytes, zeros = stream.socket, ask.nbytes // _FLOWS, bytes(_CHUNK)
     sock.setsockopt(socket.IPPROTO_TCP, TCP_NOTSENT_LOWAT, 0x7FFFFFFF)  # trio sets 16 KiB, which would be the limit
     if most < inf:
-        sock.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, int(most / _FLOWS))
+        sock.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, min(int(most / _FLOWS), MOST_PACE))
     with contextlib.suppress(OSError):  # a lost packet must not be the limit
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

@@ -13,7 +13,7 @@ from wancoll.local import hosts_of
 from wancoll.net.contain import contained
 from wancoll.net.dial import DialFailed
 from wancoll.peer.core.grid import next_on_grid
-from wancoll.peer.core.paths.pacing import Pacer, Way
+from wancoll.peer.core.paths.pacing import Lane, Pacer, Way
 from wancoll.peer.core.paths.tcpinfo import Observer, TcpInfo, parse_tcp_info
 from wancoll.peer.links.hub import WatchedLink
 from wancoll.peer.links.probes import burst, round_trip
@@ -53,14 +53,14 @@ class Measurer:
             self._observer.look(
                 {link.engine_id: (link.daemon, _to_relay(lanes) if link.relayed else lanes) for link, lanes in looks}
             )
-            paced: dict[Way, tuple[int, dict[int, TcpInfo]]] = {}
+            paced: dict[Way, tuple[int, dict[Lane, TcpInfo]]] = {}
             for link, lanes in looks:
                 for lane, info in lanes.items():
-                    way = link.engine_id, self._daemon.links.ends_of(link.engine_id, lane)
-                    paced.setdefault(way, (link.pacing, {}))[1][lane] = info
+                    ends, port = self._daemon.links.ends_of(link.engine_id, lane)
+                    paced.setdefault((link.engine_id, ends), (link.pacing, {}))[1][lane, port] = info
             for way, pace in self._pacer.look(trio.current_time(), paced).items():
                 log.info("pace changed", link=way[0], ends=way[1], megabytes_per_second=round(pace / 1e6, 3))
-                for lane in paced[way][1]:
+                for lane, _ in paced[way][1]:
                     self._daemon.links.pace(way[0], lane, pace)
             if trio.current_time() >= report_at:
                 report = self._observer.report()

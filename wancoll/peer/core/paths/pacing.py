@@ -32,7 +32,8 @@ class _Link:
     planned: int  # bytes per second of a lane, as below
     pace: int
     proven: int  # the newest pace that operations have reached without a queue and losses, or what they carried since
-    before: dict[int, TcpInfo] = field(default_factory=dict)  # by lane
+    before: dict[Lane, TcpInfo]
+    told: set[Lane] = field(default_factory=set)  # those that have this pace; the others have the plan's
     loss: float = 0.0  # at the proven pace
     drains: bool = False  # it was lowered: what is seen next comes from the pace of before
     tries_at: float = 0.0
@@ -41,6 +42,7 @@ class _Link:
 
 # A link's number, never used again, and the addresses at both ends of some of its lanes: those over one uplink.
 Way = tuple[int, tuple[str, str] | None]
+Lane = tuple[int, int]  # its number, and one of its connection
 
 
 class Pacer:
@@ -49,7 +51,7 @@ class Pacer:
     def __init__(self) -> None:
         self._links: dict[Way, _Link] = {}
 
-    def look(self, now: float, looks: Mapping[Way, tuple[int, Mapping[int, TcpInfo]]]) -> dict[Way, int]:
+    def look(self, now: float, looks: Mapping[Way, tuple[int, Mapping[Lane, TcpInfo]]]) -> dict[Way, int]:
         """Take in all links that are up, and return ways whose lanes need a pace, with it in bytes per second.
 
         *looks* has for each the plan's pace of a lane in bytes per second (0: none), and its lanes. A lane that was
@@ -62,15 +64,12 @@ class Pacer:
             if link is None or link.planned != planned:  # whoever brings it into an epoch sets the plan's pace
                 self._links[way] = _Link(planned, planned, planned, dict(lanes))
                 continue
-            anew = any(
-                lane not in link.before or info.bytes_acked < link.before[lane].bytes_acked
-                for lane, info in lanes.items()
-            )
-            if planned and (self._judge(link, lanes, now) or (anew and link.pace != planned)):
+            if planned and (self._judge(link, lanes, now) or (link.pace != planned and lanes.keys() - link.told)):
                 changed[way] = link.pace
+                link.told = set(lanes)
         return changed
 
-    def _judge(self, link: _Link, lanes: Mapping[int, TcpInfo], now: float) -> bool:
+    def _judge(self, link: _Link, lanes: Mapping[Lane, TcpInfo], now: float) -> bool:
         """Whether the pace changes."""
         seen = window(link.before, lanes)
         if not lanes:

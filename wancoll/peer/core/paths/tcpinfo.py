@@ -7,11 +7,12 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from math import inf
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from wancoll.limits import KIB
 from wancoll.wire import messages as m
 
+K = TypeVar("K")  # what names a lane
 TCP_INFO_BYTES = 256  # room for the structure; kernels fill in as much as they know
 # linux/tcp.h: eight bytes, 24 numbers from rto to total_retrans, pacing_rate to bytes_received, segs_out to
 # data_segs_out, delivery_rate to sndbuf_limited. All of it since Linux 4.10.
@@ -89,7 +90,7 @@ def _since(old: TcpInfo | None, new: TcpInfo) -> TcpInfo:
     return nothing if fell or new.retransmitted < old.retransmitted else old
 
 
-def window(before: Mapping[int, TcpInfo], after: Mapping[int, TcpInfo]) -> Window:
+def window(before: Mapping[K, TcpInfo], after: Mapping[K, TcpInfo]) -> Window:
     """The difference of two looks at a link, by lane. A connection that was made in between counts from nothing."""
     lanes = [(_since(before.get(lane), info), info) for lane, info in after.items()]
     busiest = max((new.busy - old.busy for old, new in lanes), default=0.0)
