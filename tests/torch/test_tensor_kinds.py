@@ -178,7 +178,12 @@ def test_an_empty_tensor_of_each_kind(comms: list[Any]) -> None:
 def test_parts_of_other_tensors_are_told_from_each_other(comms: list[Any]) -> None:
     """As many elements, but a part of something else: it is named."""
     part = torch.ones(2, 2)
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+    over_a, over_b = (
+        DTensor.from_local(part, mesh[name], [Shard(0)], shape=(8, 2), stride=(2, 1)) for name in ("a", "b")
+    )
     for one, other in (
+        (over_a, over_b),
         (dtensor(Shard(0))(part), dtensor(Shard(1))(part)),
         (dtensor(Shard(0))(part), part.clone()),
         (DTensor.from_local(part, init_device_mesh("cpu", (4,)), [Shard(0)], shape=(7, 2), stride=(2, 1)),

@@ -41,7 +41,7 @@ def write(
         answers = dict(zip(paths, pool.map(traced, paths), strict=True))
     rows = {one[0]: one[1] for one in answers.values() if isinstance(one, tuple)}
     missing = {path: str(one) for path, one in answers.items() if isinstance(one, WancollError)}
-    elsewhere = "not at these sockets: run it on that machine, too, or give --socket"
+    elsewhere = "no socket that answered is its own: run this on its machine, too, or give --socket"
     missing |= {host.name: elsewhere for host in answer.hosts if host.name not in rows}
     found = {
         "wancoll": package_version(),
