@@ -32,7 +32,7 @@ BATCH = 32  # as the loop has it
 def loop() -> str:
     """The loop, as docs/training.md prints it."""
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "training.md").read_text(), re.DOTALL)
-    (found,) = [block for block in blocks if "ElasticSampler(" in block]
+    (found,) = [block for block in blocks if "ElasticSampler(len(dataset), batch_size" in block]
     return str(found)
 
 

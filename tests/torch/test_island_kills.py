@@ -169,7 +169,7 @@ def run(folder: Path, seeds: range, kills: int, pace: float) -> None:
     assert statistics.fmean(with_kills) == pytest.approx(statistics.fmean(without), rel=0.01)
 
 
-@pytest.mark.check
+@pytest.mark.nightly
 @pytest.mark.timeout(150)
 def test_two_kills(tmp_path: Path) -> None:
     run(tmp_path, range(1, 2), 2, 0.005)
