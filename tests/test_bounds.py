@@ -214,7 +214,7 @@ BOUNDS = {
     "wancoll/peer/core/p2p.py: P2P.failed": "_KEPT",
     "wancoll/peer/core/p2p.py: P2P.settlements": "_KEPT",
     "wancoll/peer/core/paths/pacing.py: Pacer._links": "links that are open",
-    "wancoll/peer/core/paths/pacing.py: _Link.before": "max_lanes",
+    "wancoll/peer/core/paths/pacing.py: _Link.told": "max_lanes",
     "wancoll/peer/core/liveness/stalls.py: Stalls._links": "links that are open",
     "wancoll/peer/core/liveness/stalls.py: _Link.lanes": "max_lanes",
     "wancoll/peer/core/liveness/master_session.py: MasterSession.said": "_SAID_KEPT",

@@ -252,7 +252,7 @@ def test_a_residual_that_another_threads_call_left_is_not_added_to_another_tenso
     assert second is not None
     x, y = np.full(1, 1.001, np.float32), np.ones(4, np.float32)
     first.add(x.ctypes.data)
-    first.commit(counted=True)
+    first.commit(True, [])
     with refused("belongs to another tensor", "expected 1 elements", "got 4 of float32", error=ConfigError):
         second.add(y.ctypes.data)
     assert (y == 1).all()
