@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import socket
 import statistics
-import struct
 import subprocess
 import sys
 import time
@@ -24,13 +23,13 @@ from tests.wan.network import DEVICE, SECOND, Host, Wan, why_not
 from tests.wan.speed import RECEIVE, SEND
 from tests.wan.uplinks import ENV, join_last, lose
 from wancoll.chaos import Cluster, in_threads
+from wancoll.peer.links.connections import kernel_view
 
 RATES = 300e6, 200e6  # bits per second
 PORTS = 1, 3  # of host 1 and its second device, to Wan
 STREAMS = 4  # each way over each uplink
 COUNT = 16 << 20  # elements of float32: 64 MiB
 IN_FLIGHT = 8
-TCPI_BYTES_RECEIVED = 128  # offset in struct tcp_info
 
 app = App(name="python -m tests.bench.uplinks", help=__doc__)
 
@@ -104,11 +103,10 @@ def _streams(wan: Wan, seconds: float) -> float:
 
     Each end is a process of its own. The first quarter, in which TCP finds its rate, is not counted.
     """
-    receivers: tuple[list[socket.socket], ...] = [], []
+    senders: tuple[list[socket.socket], ...] = [], []
 
-    def received() -> list[int]:
-        infos = [[sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 136) for sock in way] for way in receivers]
-        return [sum(struct.unpack_from("Q", info, TCPI_BYTES_RECEIVED)[0] for info in way) for way in infos]
+    def arrived() -> list[int]:
+        return [sum(info.bytes_acked for info in map(kernel_view, way) if info is not None) for way in senders]
 
     with ExitStack() as stack:
         with wan.inside(0):
@@ -127,11 +125,11 @@ def _streams(wan: Wan, seconds: float) -> float:
                     stack.callback(process.wait)
                     stack.callback(process.kill)
                     stack.enter_context(end)
-                receivers[i % 2].append(far if i % 2 else near)
+                senders[i % 2].append(near if i % 2 else far)
         time.sleep(seconds / 4)
-        before, began = received(), time.monotonic()
+        before, began = arrived(), time.monotonic()
         time.sleep(seconds * 3 / 4)
-        after, took = received(), time.monotonic() - began
+        after, took = arrived(), time.monotonic() - began
     return min(8 * (now - then) / took for now, then in zip(after, before, strict=True))
 
 

@@ -130,7 +130,7 @@ def test_members_with_other_codecs_are_named(comms: list[Any], codec: str) -> No
 
 @both
 def test_the_daemon_of_a_late_owner_keeps_what_it_drops(comms: list[Any], codec: str) -> None:
-    """So nothing is lost: what the late one would have sent, and what was dropped of its share, is in its residual."""
+    """Its residual has what it would have sent, and what was dropped of its share: nothing is lost."""
     feedbacks, ended = [wancoll.ErrorFeedback() for _ in range(3)], threading.Barrier(3)
 
     def call(rank: int) -> np.ndarray:
@@ -153,7 +153,7 @@ def test_the_daemon_of_a_late_owner_keeps_what_it_drops(comms: list[Any], codec:
 def test_blocks_that_nobody_encodes_put_out_their_client_alone(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, liar: str
 ) -> None:
-    """Of two members, whoever is older."""
+    """There are two members: whether the older or the younger one lies."""
     add = Feed.add
 
     def lie(feed: Feed, address: int) -> None:
@@ -211,7 +211,7 @@ def test_after_a_loss_residuals_are_those_of_the_attempt_that_committed(cluster:
 
 @pytest.mark.parametrize("codec", ["int8", "int4"])
 def test_blocks_and_tensors_are_what_their_encoded_form_says(comms: list[Any], codec: Any) -> None:
-    """Of uneven blocks, too, which begin anywhere; the root of a broadcast takes what the others get."""
+    """Uneven blocks begin anywhere; the root of a broadcast takes what the others get."""
     counts, cuts = (1000, 0, 333), (0, 1000, 1000, 1333)
 
     def member(rank: int) -> list[Any]:

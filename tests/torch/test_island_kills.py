@@ -27,7 +27,7 @@ NAMES, SHARDS, H, AHEAD = "abc", 2, 4, 80
 
 
 def samples(seed: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of a task whose noise no model learns, so that losses of two runs can be compared."""
+    """Samples with noise that no model learns, so that losses of two runs can be compared."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(count, 8, generator=generator)
     return x, x.sum(1, keepdim=True).mul(0.3).tanh() + 0.5 * torch.randn(count, 1, generator=generator)

@@ -176,7 +176,7 @@ def test_an_empty_tensor_of_each_kind(comms: list[Any]) -> None:
 
 
 def test_parts_of_other_tensors_are_told_from_each_other(comms: list[Any]) -> None:
-    """As many elements, but a part of something else: it is named."""
+    """A part of another tensor has as many elements: the difference is named."""
     part = torch.ones(2, 2)
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
     over_a, over_b = (

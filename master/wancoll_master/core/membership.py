@@ -376,10 +376,12 @@ def _join(step: Step, daemon: Daemon, join: m.Join) -> None:
     island = parted(join.member, join.shards)[0]
     old = [one for one in everyone if not one.in_epoch and one.island == island and one.launch != join.launch]
     everyone = [one for one in everyone if one not in old]
-    refusal = _why_not(step, daemon, join, group, everyone)
     if any((one.was or one.mid) > join.was > 0 for one in old):  # it was away meanwhile: to join again is no new start
         refusal = f"{join.member} of daemon {daemon.name} asked again to join group {join.group}; expected a shard of "
         refusal += f"the newest start of island {island}; got launch {join.launch!r}: start it anew with the others"
+        everyone = []  # nobody else speaks against it
+    else:
+        refusal = _why_not(step, daemon, join, group, everyone)
     silent = [member for member in everyone if suspected(step, member.daemon)] if refusal else []
     if silent and name_conflicts.may_postpone(step.state):
         others = [member for member in everyone if member not in silent]

@@ -55,11 +55,16 @@ class Watched(Protocol):
 
 
 class WatchedSocket:
-    """A lane's socket, by a descriptor of its own."""
+    """A lane's socket, its *nth* connection, by a descriptor of its own."""
 
-    def __init__(self, fd: int) -> None:
-        self._socket = socket.socket(fileno=fd)
+    ends: tuple[str, str] | None = None  # addresses of this end and the other one; None: it has none, or has ended
+
+    def __init__(self, fd: int, nth: int) -> None:
+        self._socket, self.nth = socket.socket(fileno=fd), nth
         self.close = self._socket.close
+        if self._socket.family != socket.AF_UNIX:
+            with contextlib.suppress(OSError):
+                self.ends = self._socket.getsockname()[0], self._socket.getpeername()[0]
 
     def view(self, sent: int, received: int) -> TcpInfo | None:
         """See Watched."""
@@ -70,13 +75,6 @@ class WatchedSocket:
         with contextlib.suppress(OSError):
             return self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, 16).rstrip(b"\0").decode()
         return ""
-
-    def ends(self) -> tuple[tuple[str, str] | None, int]:
-        """The addresses of this end and the other one, and both ports as one number; None, 0: it is closed."""
-        with contextlib.suppress(OSError):
-            here, there = self._socket.getsockname(), self._socket.getpeername()
-            return (here[0], there[0]), here[1] << 16 | there[1]
-        return None, 0
 
     def pace(self, rate: int) -> None:
         """Send at most *rate* bytes per second from now on."""
@@ -151,7 +149,7 @@ class Connection:
                 memory.watch()
                 return memory
             with contextlib.suppress(OSError):
-                watched = WatchedSocket(os.dup(fd))
+                watched = WatchedSocket(os.dup(fd), nth)
             if near:
                 engine.attach_lane(number, lane, fd, checksums, connection=nth)
             else:

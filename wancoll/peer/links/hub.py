@@ -141,15 +141,18 @@ class LinkHub:
         return daemon, self.traffic.look(number, daemon, lanes)
 
     def ends_of(self, number: int, lane: int) -> tuple[tuple[str, str] | None, int]:
-        """The addresses at both ends of a lane over TCP, and a number of its connection; None, 0: it is none."""
-        watched = self._watched.get(number, {}).get(lane)
-        return watched.ends() if isinstance(watched, WatchedSocket) else (None, 0)
+        """The addresses at both ends of a lane over TCP, and which of its connections this is; None, 0: it is none."""
+        found = self._socket(number, lane)
+        return (found.ends, found.nth) if found is not None else (None, 0)
 
     def pace(self, number: int, lane: int, rate: int) -> None:
         """Let this lane send at most *rate* bytes per second, until it is dialled again or the plan changes."""
-        watched = self._watched.get(number, {}).get(lane)
-        if isinstance(watched, WatchedSocket):
-            watched.pace(rate)
+        if (found := self._socket(number, lane)) is not None:
+            found.pace(rate)
+
+    def _socket(self, number: int, lane: int) -> WatchedSocket | None:
+        found = self._watched.get(number, {}).get(lane)
+        return found if isinstance(found, WatchedSocket) else None
 
     def looks(self) -> dict[int, dict[int, LaneLook]]:
         """The lanes of all links that are up, by number, as the engine and the kernel see them."""
@@ -297,11 +300,11 @@ class LinkHub:
 
     def cut_lane(self, number: int, lane: int, reason: str) -> bool:
         """End this lane's connection: it is dialled again (R17). False: it is none over TCP."""
-        watched = self._watched.get(number, {}).get(lane)
-        if isinstance(watched, WatchedSocket):
+        found = self._socket(number, lane)
+        if found is not None:
             log.info("lane is cut", lane=lane, reason=reason)
-            watched.cut()
-        return isinstance(watched, WatchedSocket)
+            found.cut()
+        return found is not None
 
     def _watch(self, number: int, lane: int, watched: Watched | None) -> None:
         before = self._watched[number].pop(lane, None)

@@ -55,9 +55,9 @@ class Measurer:
             )
             paced: dict[Way, tuple[int, dict[Lane, TcpInfo]]] = {}
             for link, lanes in looks:
-                for lane, info in lanes.items():
-                    ends, port = self._daemon.links.ends_of(link.engine_id, lane)
-                    paced.setdefault((link.engine_id, ends), (link.pacing, {}))[1][lane, port] = info
+                for lane, info in lanes.items() if link.pacing else ():
+                    ends, nth = self._daemon.links.ends_of(link.engine_id, lane)
+                    paced.setdefault((link.engine_id, ends), (link.pacing, {}))[1][lane, nth] = info
             for way, pace in self._pacer.look(trio.current_time(), paced).items():
                 log.info("pace changed", link=way[0], ends=way[1], megabytes_per_second=round(pace / 1e6, 3))
                 for lane, _ in paced[way][1]:

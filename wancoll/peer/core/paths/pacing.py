@@ -42,7 +42,7 @@ class _Link:
 
 # A link's number, never used again, and the addresses at both ends of some of its lanes: those over one uplink.
 Way = tuple[int, tuple[str, str] | None]
-Lane = tuple[int, int]  # its number, and one of its connection
+Lane = tuple[int, int]  # its number, and which of its connections it is
 
 
 class Pacer:
