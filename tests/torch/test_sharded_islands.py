@@ -76,7 +76,7 @@ def rank(socket: str, how: str, island: int, shard: int, port: int) -> Any:
         return parameters, state
 
 
-@pytest.mark.parametrize("how", [*later("FSDP2 and TP"), *at_night("FSDP2", "HSDP", "TP")])  # each loads much of torch
+@pytest.mark.parametrize("how", [*later("FSDP2"), *at_night("HSDP", "TP", "FSDP2 and TP")])  # each loads much of torch
 @pytest.mark.timeout(120)
 def test_islands_train_as_one_process_does(how: str) -> None:
     size, ports = torch.Size(SHAPES[how]).numel(), [free_port() for _ in range(ISLANDS)]
